@@ -1,0 +1,123 @@
+"""What a target can do and what it does on purpose, as one frozen value.
+
+A deviation that stands here is judged as declared; one that does not is a violation. Nothing is
+ever decided by a target's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import MappingProxyType
+from typing import Literal
+
+from pagedkv.protocol import as_int
+
+WrongUse = Literal["error", "noop", "never"]
+"""What wrong use gets: a ValueError, silence without an effect, or no promise (not tried)."""
+
+OPERATIONS = ("prefill", "decode", "release")
+
+
+@dataclass(frozen=True, slots=True)
+class Raises:
+    """Out of blocks is told by raising `exception` with `containing` in its message.
+
+    Give a message that no other failure has: an AssertionError alone says nothing.
+    """
+
+    exception: type[BaseException]
+    containing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """Out of blocks is told by returning exactly `value` (success returns something else)."""
+
+    value: Hashable
+
+
+def _nothing() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declarations:
+    """Everything a target declares; the default is the core protocol, strictly.
+
+    `because` names, for each field that differs from its default, the place in the source or
+    documentation that says so. Raises ValueError where one is missing, or names no such field.
+
+    out_of_blocks: how a call says that blocks ran out.
+    wrong_use: per operation ("prefill", "decode", "release"); what is not named gets "error".
+    lookahead: blocks a table may hold beyond ceil(seq_len / block_size).
+    refuses_early: out of blocks may be said though enough blocks are free (watermark, runs).
+    reorders_free: a refusal may change the order of the free list, not its content.
+    tables_outside: request.block_table is not filled in; the snapshot has the tables.
+    resumes: a released request may be prefilled again through the same handle.
+    block_sizes, max_blocks: what the target can be made with; None is "any".
+    engine: a step costs hundreds of microseconds, so that the quick profile searches the
+        smaller scope of engines.
+    never_reached: `sometimes` goals that this target can't reach, each with the reason.
+    meaningless: fields of hidden state that change nothing ("attribute" or "Class.attribute"),
+        each with the reason; they are left out of the state key.
+    """
+
+    out_of_blocks: tuple[Raises | Returns, ...] = (Raises(RuntimeError, "OOM"),)
+    wrong_use: Mapping[str, WrongUse] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    lookahead: int = 0
+    refuses_early: bool = False
+    reorders_free: bool = False
+    tables_outside: bool = False
+    resumes: bool = True
+    block_sizes: tuple[int, ...] | None = None
+    max_blocks: int | None = None
+    engine: bool = False
+    never_reached: Mapping[str, str] = field(default_factory=_nothing)
+    meaningless: Mapping[str, str] = field(default_factory=_nothing)
+    because: Mapping[str, str] = field(default_factory=_nothing)
+
+    def __post_init__(self) -> None:
+        as_int("lookahead", self.lookahead, minimum=0)
+        for operation, use in self.wrong_use.items():
+            if operation not in OPERATIONS:
+                raise ValueError(
+                    f"wrong_use names {operation!r}; the operations are {', '.join(OPERATIONS)}"
+                )
+            if use not in ("error", "noop", "never"):
+                raise ValueError(f"wrong_use[{operation!r}] = {use!r}; use error, noop or never")
+        self._check_reasons()
+
+    def _check_reasons(self) -> None:
+        # `never_reached` and `meaningless` carry a reason in each entry already.
+        own = {"because", "never_reached", "meaningless"}
+        default = {
+            f.name: f.default if f.default_factory is MISSING else f.default_factory()
+            for f in fields(self)
+            if f.name not in own
+        }
+        for name, value in default.items():
+            if getattr(self, name) != value and not self.because.get(name):
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r} is declared without a reason; "
+                    f"add because={{{name!r}: 'where this is stated'}}"
+                )
+        for name in self.because:
+            if name not in default:
+                raise ValueError(f"because names {name!r}, which is no declaration")
+
+    def on_wrong_use(self, operation: str) -> WrongUse:
+        """What wrong use of `operation` gets; changes nothing."""
+        return self.wrong_use.get(operation, "error")
+
+    def supports(self, num_blocks: int, block_size: int) -> bool:
+        """Whether the target can be made with this geometry; changes nothing."""
+        return (self.max_blocks is None or num_blocks <= self.max_blocks) and (
+            self.block_sizes is None or block_size in self.block_sizes
+        )
+
+
+NOT_TRIED: Mapping[str, WrongUse] = MappingProxyType(dict.fromkeys(OPERATIONS, "never"))
+"""`wrong_use` of an engine that promises nothing about wrong use."""

@@ -1,0 +1,213 @@
+"""What every allocator under test shares: requests, the manager protocol, snapshots and errors.
+
+This module stands at the bottom: it imports neither a manager nor torch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, SupportsIndex
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def as_int(name: str, value: SupportsIndex, *, minimum: int) -> int:
+    """Return `value` as an int of at least `minimum`; changes nothing.
+
+    Numpy integers and other integer scalars are taken. Raises TypeError for booleans and for
+    anything that is not an integer (floats included), ValueError below `minimum`.
+    """
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
+        raise TypeError(f"{name} must be an integer, got the boolean {value!r}; pass a number")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be an integer, got {value!r} of type {type(value).__name__}; "
+            f"convert it with int() if that is what you mean"
+        ) from None
+    if number < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {number}")
+    return number
+
+
+class OutOfBlocks(RuntimeError):
+    """A call needs more blocks than there are; it has changed nothing."""
+
+    def __init__(self, request_id: int, needed: int, available: int) -> None:
+        super().__init__(request_id, needed, available)
+        self.request_id = request_id
+        self.needed = needed
+        self.available = available
+
+    def __str__(self) -> str:
+        return (
+            f"OOM: request {self.request_id} needs {self.needed} more block(s), "
+            f"{self.available} available; release a request or use a larger pool"
+        )
+
+
+class MisuseError(ValueError):
+    """A call that the protocol does not allow; it has changed nothing."""
+
+
+class AlreadyHolding(MisuseError):
+    """Prefill of a request that holds blocks, or of an id that another live request has."""
+
+
+class HoldsNothing(MisuseError):
+    """Decode or release of a request that holds no blocks."""
+
+
+class InvalidBlockTable(MisuseError):
+    """A block table with a duplicate, out-of-range, free or foreign block, or of the wrong length."""
+
+
+class Request:
+    """One sequence, as its caller sees it: a handle that the manager fills in.
+
+    `seq_len` counts logical tokens and starts at `prompt_len`. `block_table[i]` is the physical
+    block of logical block i; empty means that the request holds nothing. `tokens` are token ids,
+    zeros unless given; the caller appends the new one before a decode and takes it back after a
+    refusal. Raises ValueError for a negative id, a length below 1, or `tokens` of another length;
+    TypeError for booleans and floats.
+    """
+
+    __slots__ = ("block_table", "prompt_len", "request_id", "seq_len", "tokens")
+
+    def __init__(
+        self,
+        request_id: SupportsIndex,
+        prompt_len: SupportsIndex,
+        tokens: Sequence[int] | None = None,
+    ) -> None:
+        self.request_id = as_int("request_id", request_id, minimum=0)
+        self.prompt_len = as_int("prompt_len", prompt_len, minimum=1)
+        if tokens is not None and len(tokens) != self.prompt_len:
+            raise ValueError(
+                f"len(tokens) = {len(tokens)} != {self.prompt_len} = prompt_len; "
+                f"give one token id for each position of the prompt"
+            )
+        self.seq_len = self.prompt_len
+        self.block_table: list[int] = []
+        self.tokens: list[int] = [0] * self.prompt_len if tokens is None else list(tokens)
+
+    def __repr__(self) -> str:
+        return (
+            f"Request(request_id={self.request_id}, seq_len={self.seq_len}, "
+            f"block_table={self.block_table})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """One entry of a reverse map: block `block` is logical block `logical` of `owner`.
+
+    `owner` is a live request's id, or a label such as "row 2" for a row no live request has.
+    """
+
+    owner: int | str
+    logical: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What an observer may see of a manager: a value, never a view.
+
+    Read live from the manager's real structures. Containers are copied on construction, so a
+    later change of the manager does not show.
+
+    block_tables, seq_lens: live requests only, by request id.
+    free_blocks: in hand-out order; None when it can't be seen.
+    blocks: all usable ids; None for 0 .. num_blocks - 1 without the reserved.
+    num_free: the manager's own counter, if it keeps one.
+    ref_counts: references per block, if kept; a block that is not named has none.
+    cached: blocks kept for reuse that no live request holds.
+    reserved: blocks that are never handed out.
+    reverse_map: every entry of a physical-to-logical map, if kept.
+    capacities: allocated tokens per owner, if kept; owners as in `Owned`.
+    """
+
+    block_tables: Mapping[int, tuple[int, ...]]
+    seq_lens: Mapping[int, int]
+    free_blocks: tuple[int, ...] | None
+    blocks: frozenset[int] | None = None
+    num_free: int | None = None
+    ref_counts: Mapping[int, int] | None = None
+    cached: frozenset[int] = frozenset()
+    reserved: frozenset[int] = frozenset()
+    reverse_map: frozenset[Owned] | None = None
+    capacities: Mapping[int | str, int] | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "block_tables", {r: tuple(table) for r, table in self.block_tables.items()})
+        put(self, "seq_lens", dict(self.seq_lens))
+        if self.free_blocks is not None:
+            put(self, "free_blocks", tuple(self.free_blocks))
+        if self.blocks is not None:
+            put(self, "blocks", frozenset(self.blocks))
+        if self.ref_counts is not None:
+            put(self, "ref_counts", dict(self.ref_counts))
+        if self.cached:
+            put(self, "cached", frozenset(self.cached))
+        if self.reserved:
+            put(self, "reserved", frozenset(self.reserved))
+        if self.reverse_map is not None:
+            put(self, "reverse_map", frozenset(self.reverse_map))
+        if self.capacities is not None:
+            put(self, "capacities", dict(self.capacities))
+
+
+class PagedKVManager(Protocol):
+    """A paged KV-cache allocator: `(num_blocks, block_size, head_dim)`, all > 0, else ValueError.
+
+    Only the three allocation calls are needed to be checked; what else is there is used.
+    Optional beside these: `declares` (a `Declarations`), `state_key()` (a hashable value that
+    equals another's only if both behave alike from here on), `clone(requests)` (a copy of the
+    manager and of those handles, in one), `slots(req)` (the (group, block, offset) of each
+    readable position) and `computed(req)` (told after the tokens were written).
+    """
+
+    num_blocks: int
+    block_size: int
+    head_dim: int
+
+    @property
+    def physical_kv_cache(self) -> Tensor:
+        """The pool, `[num_blocks, block_size, head_dim]`."""
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """The free physical blocks, ascending; a fresh list."""
+
+    def allocate_for_prefill(self, req: Request) -> object:
+        """Take ceil(seq_len / block_size) blocks for `req`, all or nothing. Mutates both.
+
+        Raises OutOfBlocks, or MisuseError while `req` holds blocks; nothing has changed then.
+        """
+
+    def allocate_for_decode(self, req: Request) -> object:
+        """Make room for one more token: one more block only at a block boundary. Mutates both.
+
+        Raises OutOfBlocks, or MisuseError if `req` holds nothing; nothing has changed then.
+        """
+
+    def release_request(self, req: Request) -> object:
+        """Give all blocks of `req` back; the table is emptied, `seq_len` kept. Mutates both.
+
+        Raises MisuseError if `req` holds nothing or carries a table it was not given.
+        """
+
+    def allocation_report(self, req: Request) -> Mapping[str, float]:
+        """`logical_tokens`, `allocated_tokens`, `unused_tail_tokens`, `utilization`."""
+
+    def get_physical_cache(self, req: Request) -> Tensor:
+        """The `[seq_len, head_dim]` rows that the request's table names, in logical order."""
+
+    def snapshot(self) -> Snapshot:
+        """What an observer may see, read live from the real structures; changes nothing."""

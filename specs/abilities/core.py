@@ -1,0 +1,296 @@
+"""The core ability: prefill, decode, release, resume, and every wrong use of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from pagedkv.protocol import PagedKVManager, Request
+from pagedkv.specs import contents, free_list, goals, index, lengths, rollback, tables
+from pagedkv.specs.ability import Ability
+from pagedkv.specs.commands import Command, Handles, Undo, nothing_to_undo
+from pagedkv.specs.model import Model, Setting
+from pagedkv.specs.steps import Expected, Grant, Refuse, State
+
+
+def _demand(setting: Setting, before: int, after: int) -> Grant:
+    """Blocks due to grow from `before` to `after` tokens; lookahead blurs both ends."""
+    lookahead = setting.declared.lookahead
+    need = setting.geometry.blocks_for(after) - setting.geometry.blocks_for(before)
+    had = lookahead if before else 0
+    return Grant(low=max(0, need - had), high=need + lookahead)
+
+
+def _tags(setting: Setting, request: int, start: int, stop: int) -> tuple[int, ...]:
+    return tuple(setting.tag(request, position) for position in range(start, stop))
+
+
+@dataclass(frozen=True, slots=True)
+class Decode(Command):
+    """Room for one more token of a live request."""
+
+    op: ClassVar[str] = "decode"
+
+    def enabled(self, model: Model, setting: Setting) -> bool:
+        return self.request in model.live
+
+    def expect(self, model: Model, setting: Setting) -> Expected:
+        seq_len = len(model.live[self.request])
+        return _demand(setting, seq_len, seq_len + 1)
+
+    def prepare(self, handles: Handles, state: State) -> Undo:
+        tokens = handles[self.request].tokens
+        tokens.append(0)
+
+        def undo() -> None:
+            tokens.pop()
+
+        return undo
+
+    def perform(self, manager: PagedKVManager, request: Request) -> object:
+        return manager.allocate_for_decode(request)
+
+    def advance(self, model: Model, setting: Setting) -> Model:
+        tags = model.live[self.request]
+        return model.with_live(self.request, (*tags, setting.tag(self.request, len(tags))))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill(Command):
+    """A new request with a prompt of `tokens` tokens."""
+
+    op: ClassVar[str] = "prefill"
+    tokens: int
+
+    def enabled(self, model: Model, setting: Setting) -> bool:
+        return self.request not in model.live and self.tokens > 0
+
+    def expect(self, model: Model, setting: Setting) -> Expected:
+        return _demand(setting, 0, self.tokens)
+
+    def prepare(self, handles: Handles, state: State) -> Undo:
+        return _put(handles, self.request, Request(self.request, self.tokens))
+
+    def perform(self, manager: PagedKVManager, request: Request) -> object:
+        return manager.allocate_for_prefill(request)
+
+    def advance(self, model: Model, setting: Setting) -> Model:
+        return model.with_live(self.request, _tags(setting, self.request, 0, self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Command):
+    """All blocks of a live request go back."""
+
+    op: ClassVar[str] = "release"
+
+    def enabled(self, model: Model, setting: Setting) -> bool:
+        return self.request in model.live
+
+    def expect(self, model: Model, setting: Setting) -> Expected:
+        return Grant(0, 0)
+
+    def prepare(self, handles: Handles, state: State) -> Undo:
+        return nothing_to_undo
+
+    def perform(self, manager: PagedKVManager, request: Request) -> object:
+        return manager.release_request(request)
+
+    def advance(self, model: Model, setting: Setting) -> Model:
+        return model.with_released(self.request)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Command):
+    """Prefill of a released request through its own handle, at its kept length."""
+
+    op: ClassVar[str] = "resume"
+
+    def enabled(self, model: Model, setting: Setting) -> bool:
+        return self.request in model.released and setting.declared.resumes
+
+    def expect(self, model: Model, setting: Setting) -> Expected:
+        return _demand(setting, 0, model.released[self.request])
+
+    def prepare(self, handles: Handles, state: State) -> Undo:
+        return nothing_to_undo
+
+    def perform(self, manager: PagedKVManager, request: Request) -> object:
+        return manager.allocate_for_prefill(request)
+
+    def advance(self, model: Model, setting: Setting) -> Model:
+        seq_len = model.released[self.request]
+        return model.with_live(self.request, _tags(setting, self.request, 0, seq_len))
+
+
+Kind = Literal[
+    "prefill-live",
+    "decode-fresh",
+    "decode-released",
+    "release-fresh",
+    "release-released",
+    "release-duplicate",
+    "release-out-of-range",
+    "release-negative",
+    "release-free",
+    "release-foreign",
+    "release-stolen",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_WHY: dict[Kind, str] = {
+    "prefill-live": "the request holds blocks already",
+    "decode-fresh": "the request was never prefilled",
+    "decode-released": "the request was released",
+    "release-fresh": "the request was never prefilled",
+    "release-released": "the request was released before",
+    "release-duplicate": "its table names a block twice",
+    "release-out-of-range": "its table names a block beyond the pool",
+    "release-negative": "its table names block -1",
+    "release-free": "its table names a free block",
+    "release-foreign": "its table names a block of another request",
+    "release-stolen": "the request was never prefilled and carries another's table",
+}
+_FORGED = frozenset(kind for kind in KINDS if "table" in _WHY[kind])
+
+
+@dataclass(frozen=True, slots=True)
+class Misuse(Command):
+    """A call that the protocol does not allow. `kind` says which."""
+
+    op: ClassVar[str] = "misuse"
+    kind: Kind
+
+    @property
+    def operation(self) -> str:
+        """Which call: "prefill", "decode" or "release"."""
+        return self.kind.partition("-")[0]
+
+    def enabled(self, model: Model, setting: Setting) -> bool:
+        if setting.declared.on_wrong_use(self.operation) == "never":
+            return False
+        live = model.live
+        match self.kind:
+            case "decode-fresh" | "release-fresh":
+                return self.request not in live
+            case "release-stolen":
+                return self.request not in live and bool(live)
+            case "decode-released" | "release-released":
+                return self.request in model.released
+            case "release-foreign":
+                return self.request in live and len(live) > 1
+            case "release-free":
+                most = sum(
+                    setting.geometry.blocks_for(len(tags)) + setting.declared.lookahead
+                    for tags in live.values()
+                )
+                return self.request in live and most < len(setting.usable)
+            case _:
+                return self.request in live
+
+    def expect(self, model: Model, setting: Setting) -> Expected:
+        noop = setting.declared.on_wrong_use(self.operation) == "noop"
+        return Refuse(noop=noop, why=_WHY[self.kind])
+
+    def prepare(self, handles: Handles, state: State) -> Undo:
+        back = nothing_to_undo
+        if self.kind in ("decode-fresh", "release-fresh", "release-stolen"):
+            back = _put(handles, self.request, Request(self.request, 1))
+        if self.kind not in _FORGED:
+            return back
+        request = handles[self.request]
+        original = request.block_table
+        request.block_table = self._forge(state)
+
+        def undo() -> None:
+            request.block_table = original
+            back()
+
+        return undo
+
+    def _forge(self, state: State) -> list[int]:
+        tables, own = state.seen.tables, self.request
+        table = list(tables.get(own, ()))
+        other = next((r for r in sorted(tables) if r != own), own)
+        match self.kind:
+            case "release-duplicate":
+                return [*table, table[0]]
+            case "release-out-of-range":
+                return [*table, max(state.setting.usable) + 1]
+            case "release-negative":
+                return [*table, -1]
+            case "release-free":
+                return [*table, min(state.setting.usable - state.seen.held)]
+            case "release-foreign":
+                return [*table, tables[other][0]]
+            case _:
+                return list(tables[other])
+
+    def perform(self, manager: PagedKVManager, request: Request) -> object:
+        match self.operation:
+            case "prefill":
+                return manager.allocate_for_prefill(request)
+            case "decode":
+                return manager.allocate_for_decode(request)
+            case _:
+                return manager.release_request(request)
+
+
+def _put(handles: Handles, name: int, request: Request) -> Undo:
+    kept = handles.get(name)
+    handles[name] = request
+
+    def undo() -> None:
+        if kept is None:
+            del handles[name]
+        else:
+            handles[name] = kept
+
+    return undo
+
+
+COMMANDS: tuple[type[Command], ...] = (Decode, Prefill, Release, Resume, Misuse)
+
+
+def candidates(model: Model, setting: Setting) -> Iterator[Command]:
+    """Every command that makes sense after this history, in canonical order; changes nothing.
+
+    Prompts go up to one token more than the pool holds, so that running out is always tried.
+    """
+    live, kept = sorted(model.live), sorted(model.released)
+    fresh = model.fresh_name(setting.requests)
+    for r in live:
+        yield Decode(r)
+    if fresh is not None:
+        for tokens in range(1, setting.capacity + 2):
+            yield Prefill(fresh, tokens)
+    for r in live:
+        yield Release(r)
+    if setting.declared.resumes:
+        for r in kept:
+            yield Resume(r)
+    names = [*live, *kept] if fresh is None else [*live, *kept, fresh]
+    for kind in KINDS:
+        for r in names:
+            command = Misuse(r, kind)
+            if (r == fresh or r not in kept or kind.endswith("released")) and command.enabled(
+                model, setting
+            ):
+                yield command
+
+
+CORE = Ability(
+    id="core",
+    statement="Prefill, decode, release and resume over one pool of blocks that nobody shares.",
+    commands=COMMANDS,
+    candidates=candidates,
+    properties=(
+        *tables.PROPERTIES,
+        *free_list.PROPERTIES,
+        *lengths.PROPERTIES,
+        *rollback.PROPERTIES,
+        *contents.PROPERTIES,
+        *index.PROPERTIES,
+        *goals.GOALS,
+    ),
+)

@@ -1,0 +1,51 @@
+"""Reconstructed cache equivalence: what a table reads back is the plain dense cache.
+
+    for all live r, positions p: read(r)[p] = tag(r, p)
+"""
+
+from __future__ import annotations
+
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryState, Judgement, Property
+from pagedkv.specs.steps import State, Unreadable
+
+
+def judge_contents(state: State) -> Judgement:
+    """Every position of every live request reads back its own tag."""
+    model = state.model
+    if not model.live:
+        return VACUOUS
+    contents = state.seen.read()
+    for r, tags in model.live.items():
+        read = contents.get(r)
+        if read == tags:
+            continue
+        if read is None:
+            return Broken(f"request {r} is live but can't be read", (), (r,))
+        if isinstance(read, Unreadable):
+            return Broken(f"cache of request {r} can't be read: {read.message}", (), (r,))
+        if len(read) != len(tags):
+            return Broken(f"cache of request {r} has {len(read)} != {len(tags)} tokens", (), (r,))
+        position = next(p for p, tag in enumerate(tags) if read[p] != tag)
+        return Broken(
+            f"cache of request {r}, position {position}: reads "
+            f"{state.setting.name_tag(read[position])} != token {position} of request {r}",
+            _block_of(state, r, position),
+            (r,),
+        )
+    return HOLDS
+
+
+def _block_of(state: State, request: int, position: int) -> tuple[int, ...]:
+    table = state.seen.tables.get(request, ())
+    logical = position // state.setting.geometry.block_size
+    return (table[logical],) if logical < len(table) else ()
+
+
+PROPERTIES = (
+    Property(
+        "contents",
+        "What a request's table reads back is what a plain dense cache would hold.",
+        "read(r)[p] = tag(r, p)",
+        EveryState(judge_contents),
+    ),
+)

@@ -1,0 +1,115 @@
+"""Free-list disjointness and conservation.
+
+    free has no duplicates and lies in usable
+    free & held = {}
+    |usable| = |free| + |held| + |cached|
+    num_free = |free|
+"""
+
+from __future__ import annotations
+
+from pagedkv.specs.properties import HOLDS, Broken, EveryState, Judgement, Need, Property
+from pagedkv.specs.steps import State
+from pagedkv.specs.tables import name_blocks, owners
+
+
+def _free(state: State) -> tuple[int, ...]:
+    free = state.seen.snapshot.free_blocks
+    assert free is not None, "Need.FREE_LIST is checked before"
+    return free
+
+
+def judge_valid(state: State) -> Judgement:
+    """The free list names usable blocks only, each once."""
+    free, usable = _free(state), state.setting.usable
+    for block in free:
+        if block in state.seen.snapshot.reserved:
+            return Broken(f"free_blocks has {block}, which is reserved", (block,))
+        if block not in usable:
+            return Broken(f"free_blocks has {block}, which is not a usable block", (block,))
+        if free.count(block) > 1:
+            return Broken(f"free_blocks has block {block} {free.count(block)} times", (block,))
+    return HOLDS
+
+
+def judge_disjoint(state: State) -> Judgement:
+    """No block is both free and held."""
+    both = state.seen.held.intersection(_free(state))
+    if not both:
+        return HOLDS
+    block = min(both)
+    who = owners(state, block)
+    return Broken(
+        f"free & held = {set(sorted(both))} != {{}}: block {block} is free and held by "
+        f"request {who[0]}",
+        tuple(sorted(both)),
+        tuple(sorted(set(who))),
+    )
+
+
+def judge_conserved(state: State) -> Judgement:
+    """Every usable block is free, held or cached, and the sums agree; counts entries, not sets."""
+    snapshot, usable = state.seen.snapshot, state.setting.usable
+    free = _free(state)
+    held = sum(len(table) for table in state.seen.tables.values())
+    cached = len(snapshot.cached)
+    total = len(free) + held + cached
+    known = state.seen.held | snapshot.cached | set(free)
+    lost = usable - known
+    if total == len(usable) and not lost:
+        return HOLDS
+    sums = f"free({len(free)}) + held({held}) + cached({cached})"
+    relation = "!=" if total != len(usable) else "="
+    equation = f"{sums} {relation} usable({len(usable)})"
+    if total > len(usable):
+        return Broken(f"{equation}: double count of {total - len(usable)}", tuple(sorted(lost)))
+    if not lost:
+        return Broken(f"{equation}: leak of {len(usable) - total}")
+    verb = "belongs" if len(lost) == 1 else "belong"
+    return Broken(f"{equation}: leak, {name_blocks(lost)} {verb} to nobody", tuple(sorted(lost)))
+
+
+def judge_counted(state: State) -> Judgement:
+    """The manager's own counter equals the free list, or what the tables leave."""
+    snapshot = state.seen.snapshot
+    counter = snapshot.num_free
+    assert counter is not None, "Need.COUNTER is checked before"
+    if snapshot.free_blocks is not None:
+        left, what = len(snapshot.free_blocks), "len(free_blocks)"
+    else:
+        left, what = len(state.setting.usable - state.seen.held), "usable - held"
+    if counter == left:
+        return HOLDS
+    return Broken(f"num_free = {counter} != {left} = {what}")
+
+
+PROPERTIES = (
+    Property(
+        "free-valid",
+        "The free list names usable blocks only, each once.",
+        "free_blocks[i] in usable, all distinct",
+        EveryState(judge_valid),
+        frozenset({Need.FREE_LIST}),
+    ),
+    Property(
+        "free-disjoint",
+        "No block is both free and held.",
+        "free & held = {}",
+        EveryState(judge_disjoint),
+        frozenset({Need.FREE_LIST}),
+    ),
+    Property(
+        "conservation",
+        "Every usable block is free, held or cached; none is lost and none counted twice.",
+        "usable = free + held + cached",
+        EveryState(judge_conserved),
+        frozenset({Need.FREE_LIST}),
+    ),
+    Property(
+        "free-count",
+        "The manager's own counter of free blocks is right.",
+        "num_free = |free|",
+        EveryState(judge_counted),
+        frozenset({Need.COUNTER}),
+    ),
+)

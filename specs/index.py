@@ -1,0 +1,162 @@
+"""Index structures agree: whatever else the manager keeps says what the tables say.
+
+    request.block_table = snapshot.block_tables[r]
+    reverse_map = {(r, i, b) : table[r][i] = b}
+    capacity[r] = len(table[r]) * block_size, and 0 where no live request is
+    ref_count[b] = entries of all tables that name b
+    the allocation report = the arithmetic of seq_len and table
+"""
+
+from __future__ import annotations
+
+from pagedkv.protocol import Owned
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryState, Judgement, Need, Property
+from pagedkv.specs.steps import State, Unreadable
+
+
+def judge_handles(state: State) -> Judgement:
+    """Every handle carries the table that the manager keeps for it, and none otherwise."""
+    handles, tables = state.seen.handles, state.seen.tables
+    if not handles:
+        return VACUOUS
+    for r, handle in handles.items():
+        kept = tables.get(r, ())
+        if handle.block_table != kept:
+            return Broken(
+                f"request {r}: block_table = {list(handle.block_table)} != {list(kept)} "
+                f"in the manager's snapshot",
+                (),
+                (r,),
+            )
+    return HOLDS
+
+
+def judge_reverse_map(state: State) -> Judgement:
+    """The physical-to-logical map has exactly the entries that the tables imply."""
+    found = state.seen.snapshot.reverse_map
+    assert found is not None, "Need.REVERSE_MAP is checked before"
+    due = {
+        Owned(r, i, block)
+        for r, table in state.seen.tables.items()
+        for i, block in enumerate(table)
+    }
+    if found == due:
+        return HOLDS
+    for entry in sorted(due - found, key=str):
+        return Broken(
+            f"block_table[{entry.owner}][{entry.logical}] = {entry.block}, but the reverse map "
+            f"has no such entry",
+            (entry.block,),
+        )
+    entry = min(found - due, key=str)
+    return Broken(
+        f"reverse map has {_owner(entry.owner)}: block {entry.block} -> logical {entry.logical}, "
+        f"but no live request's table says so",
+        (entry.block,),
+    )
+
+
+def judge_capacities(state: State) -> Judgement:
+    """Each owner's capacity is what its table holds, in tokens; owners without a table have 0."""
+    found, tables = state.seen.snapshot.capacities, state.seen.tables
+    assert found is not None, "Need.CAPACITIES is checked before"
+    block_size = state.setting.geometry.block_size
+    for owner in sorted({*found, *tables}, key=str):
+        table = tables.get(owner, ()) if isinstance(owner, int) else ()
+        has, due = found.get(owner, 0), len(table) * block_size
+        if has != due:
+            return Broken(
+                f"capacity of {_owner(owner)} = {has} != {due} = {len(table)} block(s) x "
+                f"block_size {block_size}"
+            )
+    return HOLDS if found or tables else VACUOUS
+
+
+def _owner(owner: int | str) -> str:
+    return f"request {owner}" if isinstance(owner, int) else owner
+
+
+def judge_ref_counts(state: State) -> Judgement:
+    """Each block's reference count is the number of table entries that name it."""
+    counts = state.seen.snapshot.ref_counts
+    assert counts is not None, "Need.REF_COUNTS is checked before"
+    entries = [block for table in state.seen.tables.values() for block in table]
+    for block in sorted({*counts, *entries} - state.seen.snapshot.reserved):
+        if counts.get(block, 0) != entries.count(block):
+            return Broken(
+                f"ref_count[{block}] = {counts.get(block, 0)} != {entries.count(block)} = "
+                f"table entries that name it",
+                (block,),
+            )
+    return HOLDS
+
+
+def judge_reports(state: State) -> Judgement:
+    """allocation_report of each live request is the arithmetic of its length and its table."""
+    if not state.model.live:
+        return VACUOUS
+    reports = state.seen.reports()
+    assert reports is not None, "Need.REPORT is checked before"
+    for r, tags in state.model.live.items():
+        table = state.seen.tables.get(r, ())
+        allocated = len(table) * state.setting.geometry.block_size
+        due: dict[str, float] = {
+            "logical_tokens": len(tags),
+            "allocated_tokens": allocated,
+            "unused_tail_tokens": allocated - len(tags),
+            "utilization": len(tags) / allocated if allocated else 0.0,
+        }
+        report = reports[r]
+        if isinstance(report, Unreadable):
+            return Broken(f"allocation_report of request {r}: {report.message}", (), (r,))
+        for name, value in due.items():
+            if name not in report or abs(report[name] - value) > 1e-9:
+                return Broken(
+                    f"allocation_report of request {r}: {name} = {report.get(name)} != {value}",
+                    (),
+                    (r,),
+                )
+    return HOLDS
+
+
+PROPERTIES = (
+    Property(
+        "handles-agree",
+        "Every handle carries the block table that the manager keeps for it.",
+        "request.block_table = snapshot.block_tables[r]",
+        EveryState(judge_handles),
+        frozenset({Need.HANDLE_TABLES}),
+    ),
+    Property(
+        "reverse-map",
+        "The physical-to-logical map has exactly the entries that the tables imply.",
+        "reverse_map = {(r, i, b) : block_table[r][i] = b}",
+        EveryState(judge_reverse_map),
+        frozenset({Need.REVERSE_MAP}),
+        redundant=True,
+    ),
+    Property(
+        "capacities",
+        "Each owner's recorded capacity is what its table holds.",
+        "capacity[r] = len(block_table[r]) * block_size",
+        EveryState(judge_capacities),
+        frozenset({Need.CAPACITIES}),
+        redundant=True,
+    ),
+    Property(
+        "ref-counts",
+        "Each block's reference count is the number of table entries that name it.",
+        "ref_count[b] = |{(r, i) : block_table[r][i] = b}|",
+        EveryState(judge_ref_counts),
+        frozenset({Need.REF_COUNTS}),
+        redundant=True,
+    ),
+    Property(
+        "report-agrees",
+        "The allocation report is the arithmetic of seq_len and table.",
+        "unused_tail_tokens = len(block_table[r]) * block_size - seq_len[r]",
+        EveryState(judge_reports),
+        frozenset({Need.REPORT}),
+        redundant=True,
+    ),
+)

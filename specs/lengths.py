@@ -1,0 +1,143 @@
+"""seq_len consistency.
+
+    seq_len[r] = tokens that the history put in
+    ceil(seq_len[r] / block_size) <= len(table[r]) <= ceil(...) + lookahead
+    a command on one request leaves every other as it was
+"""
+
+from __future__ import annotations
+
+from pagedkv.specs.properties import (
+    HOLDS,
+    VACUOUS,
+    Broken,
+    EveryState,
+    EveryStep,
+    Judgement,
+    Property,
+)
+from pagedkv.specs.steps import State, Step
+
+
+def judge_seq_len(state: State) -> Judgement:
+    """Snapshot and handles give every request the tokens that the history put in."""
+    model, seen = state.model, state.seen
+    if not model.live and not model.released:
+        return VACUOUS
+    for r, tags in model.live.items():
+        where = seen.snapshot.seq_lens.get(r)
+        if where != len(tags):
+            return Broken(
+                f"snapshot.seq_lens[{r}] = {where} != {len(tags)} = tokens put in", (), (r,)
+            )
+    expected = {r: len(tags) for r, tags in model.live.items()} | dict(model.released)
+    for r, seq_len in expected.items():
+        if r in seen.handles and seen.handles[r].seq_len != seq_len:
+            return Broken(
+                f"request {r}: seq_len = {seen.handles[r].seq_len} != {seq_len} = tokens put in",
+                (),
+                (r,),
+            )
+    return HOLDS
+
+
+def judge_cover(state: State) -> Judgement:
+    """Every live request has a table that covers it exactly, plus the lookahead; no other has."""
+    model, tables, geometry = state.model, state.seen.tables, state.setting.geometry
+    for r in sorted(set(tables) - set(model.live)):
+        return Broken(f"request {r} is not live but has block_table {list(tables[r])}", (), (r,))
+    for r, tags in model.live.items():
+        if r not in tables:
+            return Broken(f"request {r} is live with {len(tags)} tokens but has no table", (), (r,))
+        need, has = geometry.blocks_for(len(tags)), len(tables[r])
+        lookahead = state.setting.declared.lookahead
+        if not need <= has <= need + lookahead:
+            more = f" (+ lookahead {lookahead})" if lookahead else ""
+            return Broken(
+                f"len(block_table[{r}]) = {has} != {need}{more} = "
+                f"ceil({len(tags)} tokens / block_size {geometry.block_size})",
+                tables[r],
+                (r,),
+            )
+    return HOLDS if model.live else VACUOUS
+
+
+def judge_others(step: Step) -> Judgement:
+    """The tables, lengths and handles of all other requests are what they were."""
+    own = step.command.request
+    before, after = step.before.seen, step.after.seen
+    others = [r for r in step.before.model.live if r != own]
+    if not others:
+        return VACUOUS
+    for r in others:
+        was = (before.tables.get(r), before.snapshot.seq_lens.get(r), before.handles.get(r))
+        now = (after.tables.get(r), after.snapshot.seq_lens.get(r), after.handles.get(r))
+        if was != now:
+            what, old, new = next(
+                (what, old, new)
+                for what, old, new in zip(
+                    ("block_table", "seq_len", "handle"), was, now, strict=True
+                )
+                if old != new
+            )
+            return Broken(
+                f"{step.command} changed request {r}: {what} {old} before != {new} after",
+                (),
+                (r,),
+            )
+    return HOLDS
+
+
+def judge_handle(step: Step) -> Judgement:
+    """After a grant the caller's handle says what the manager holds, and nothing else changed."""
+    if not step.granted:
+        return VACUOUS
+    own, model = step.command.request, step.after.model
+    kept = model.released.get(own, 0)
+    seq_len = len(model.live[own]) if own in model.live else kept
+    if step.returned.seq_len != seq_len:
+        return Broken(
+            f"{step.command}: seq_len = {step.returned.seq_len} != {seq_len} = tokens put in",
+            (),
+            (own,),
+        )
+    table = step.after.seen.tables.get(own, ())
+    if not step.after.setting.declared.tables_outside and step.returned.block_table != table:
+        return Broken(
+            f"{step.command}: block_table = {list(step.returned.block_table)} != {list(table)}, "
+            f"what the manager holds for it",
+            (),
+            (own,),
+        )
+    given, returned = step.given, step.returned
+    if (given.request_id, given.tokens) != (returned.request_id, returned.tokens):
+        return Broken(f"{step.command} changed the request's id or tokens", (), (own,))
+    return HOLDS
+
+
+PROPERTIES = (
+    Property(
+        "seq-len",
+        "seq_len is the number of tokens that the history put in.",
+        "seq_len[r] = tokens put in",
+        EveryState(judge_seq_len),
+    ),
+    Property(
+        "table-cover",
+        "A live request's table covers seq_len exactly, plus declared lookahead; no other has one.",
+        "len(block_table[r]) = ceil(seq_len[r] / block_size)",
+        EveryState(judge_cover),
+    ),
+    Property(
+        "handle-filled",
+        "A granted call leaves its request's handle saying what the manager holds for it.",
+        "returned.seq_len = tokens put in, returned.block_table = block_table[r]",
+        EveryStep(judge_handle),
+    ),
+    Property(
+        "others-untouched",
+        "A command on one request leaves all other requests as they were.",
+        "for all r' != r: request r' before = request r' after",
+        EveryStep(judge_others),
+    ),
+)

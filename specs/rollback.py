@@ -1,0 +1,135 @@
+"""Rollback atomicity, and answers that are due.
+
+    not granted  =>  snapshot, handles and argument before = after, order included
+    granted      <=> demand <= available          (between low and high: either)
+    wrong use    =>  refused with a ValueError    (or silence, where declared)
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from pagedkv.protocol import Snapshot
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Judgement, Need, Property
+from pagedkv.specs.steps import Done, Grant, NoBlocks, Raised, Refuse, Refused, Step
+
+
+def _without_order(snapshot: Snapshot) -> dict[str, object]:
+    values: dict[str, object] = {f.name: getattr(snapshot, f.name) for f in fields(snapshot)}
+    if snapshot.free_blocks is not None:
+        values["free_blocks"] = tuple(sorted(snapshot.free_blocks))
+    return values
+
+
+def judge_unchanged(step: Step) -> Judgement:
+    """After anything but a grant, everything is as it was, the free list's order included."""
+    if step.granted:
+        return VACUOUS
+    own, what = step.command.request, f"{step.command} ended in: {step.outcome}"
+    if step.returned != step.given:
+        return Broken(
+            f"request {own} before {_handle(step.given)} != {_handle(step.returned)} after; {what}",
+            (),
+            (own,),
+        )
+    before, after = step.before.seen, step.after.seen
+    if before.snapshot != after.snapshot:
+        loose = step.after.setting.declared.reorders_free
+        for f in fields(Snapshot):
+            was, now = getattr(before.snapshot, f.name), getattr(after.snapshot, f.name)
+            if loose:
+                was = _without_order(before.snapshot)[f.name]
+                now = _without_order(after.snapshot)[f.name]
+            if was != now:
+                return Broken(f"{f.name} before {_show(was)} != {_show(now)} after; {what}")
+    if before.handles != after.handles:
+        r = next(r for r in before.handles if before.handles[r] != after.handles.get(r))
+        return Broken(f"the handle of request {r} changed; {what}", (), (r,))
+    return HOLDS
+
+
+def _handle(handle: object) -> str:
+    return str(handle).removeprefix("Handle")
+
+
+def _show(value: object) -> str:
+    return str(set(sorted(value))) if isinstance(value, frozenset) else str(value)
+
+
+def judge_exact(step: Step) -> Judgement:
+    """Out of blocks exactly when the blocks are not there."""
+    due, available = step.expected, step.before.available
+    if not isinstance(due, Grant):
+        return VACUOUS
+    if isinstance(step.outcome, Done) and due.low > available:
+        return Broken(f"{step.command} granted: needed({due.low}) > available({available})")
+    if (
+        isinstance(step.outcome, NoBlocks)
+        and due.high <= available
+        and not step.after.setting.declared.refuses_early
+    ):
+        return Broken(
+            f"{step.command} refused as out of blocks: needed({due.high}) <= "
+            f"available({available}); {step.outcome.message}"
+        )
+    return HOLDS
+
+
+def judge_refused(step: Step) -> Judgement:
+    """Wrong use gets a ValueError, or silence where that is declared."""
+    due = step.expected
+    if not isinstance(due, Refuse):
+        return VACUOUS
+    match step.outcome:
+        case Refused() if not due.noop:
+            return HOLDS
+        case Done() if due.noop:
+            return HOLDS
+    want = "no effect and no error" if due.noop else "a ValueError"
+    return Broken(
+        f"{step.command}: {step.outcome} != {want}, since {due.why}",
+        (),
+        (step.command.request,),
+    )
+
+
+def judge_answered(step: Step) -> Judgement:
+    """A call that is allowed is granted or says out of blocks, and does nothing else."""
+    if not isinstance(step.expected, Grant):
+        return VACUOUS
+    if isinstance(step.outcome, Refused | Raised):
+        return Broken(
+            f"{step.command}: {step.outcome}; a grant or out-of-blocks was due",
+            (),
+            (step.command.request,),
+        )
+    return HOLDS
+
+
+PROPERTIES = (
+    Property(
+        "rollback",
+        "A call that is not granted changes nothing: tables, lengths, free list and its order.",
+        "not granted => before = after",
+        EveryStep(judge_unchanged),
+    ),
+    Property(
+        "out-of-blocks",
+        "Out of blocks is said exactly when the blocks are not there.",
+        "granted <=> needed <= available",
+        EveryStep(judge_exact),
+    ),
+    Property(
+        "misuse-refused",
+        "Wrong use is answered as the protocol, or the declaration, says.",
+        "wrong use => ValueError",
+        EveryStep(judge_refused),
+        frozenset({Need.WRONG_USE}),
+    ),
+    Property(
+        "answered",
+        "A call that is allowed is granted or says out of blocks; it raises nothing else.",
+        "outcome in {granted, out of blocks}",
+        EveryStep(judge_answered),
+    ),
+)

@@ -1,0 +1,167 @@
+"""One step as data: what was seen, the command, what was due, what came, what is seen now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pagedkv.protocol import Snapshot
+from pagedkv.specs.model import Model, Setting
+
+if TYPE_CHECKING:
+    from pagedkv.specs.commands import Command
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The call must take between `low` and `high` blocks if they are there.
+
+    Out of blocks if low > available; granted if high <= available; either in between.
+    """
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Wrong use: a ValueError, or, where declared, silence (`noop`). Nothing may change."""
+
+    noop: bool
+    why: str
+
+
+Expected = Grant | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The call returned and did not say that blocks ran out."""
+
+    def __str__(self) -> str:
+        return "done"
+
+
+@dataclass(frozen=True, slots=True)
+class NoBlocks:
+    """The call said that blocks ran out, in one of the declared ways."""
+
+    message: str
+
+    def __str__(self) -> str:
+        return f"out of blocks ({self.message})"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The call raised a ValueError."""
+
+    message: str
+
+    def __str__(self) -> str:
+        return f"refused ({self.message})"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The call raised something that is neither."""
+
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"raised {self.kind}: {self.message}"
+
+
+Outcome = Done | NoBlocks | Refused | Raised
+DONE = Done()
+
+
+class Handle(NamedTuple):
+    """A request's fields at one moment."""
+
+    request_id: int
+    seq_len: int
+    block_table: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A read of a live request's cache failed."""
+
+    message: str
+
+
+Contents = Mapping[int, tuple[float, ...] | Unreadable]
+Report = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is seen of a manager between two commands.
+
+    `snapshot` and `handles` are values. `read` and `report` ask the manager itself and must be
+    called before it moves on: the world judges a state before it applies the next command.
+    """
+
+    snapshot: Snapshot
+    handles: Mapping[int, Handle]
+    read: Callable[[], Contents]
+    reports: Callable[[], Mapping[int, Report | Unreadable] | None]
+
+    @property
+    def tables(self) -> Mapping[int, tuple[int, ...]]:
+        """The block tables of the live requests, by request."""
+        return self.snapshot.block_tables
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Blocks that some table names."""
+        return frozenset(block for table in self.tables.values() for block in table)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The model and the observation at one moment."""
+
+    setting: Setting
+    model: Model
+    seen: Observation
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be handed out, by the free list, else the counter, else the tables."""
+        snapshot = self.seen.snapshot
+        if snapshot.free_blocks is not None:
+            return len(snapshot.cached.union(snapshot.free_blocks))
+        if snapshot.num_free is not None:
+            return snapshot.num_free
+        return len(self.setting.usable - self.seen.held)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command and what it did.
+
+    `given` is the handle as the call received it, `returned` as the call left it. `reused` are
+    the blocks handed out that this history had freed before. `peer` is the same step of the
+    other target where two run in lockstep.
+    """
+
+    index: int
+    command: Command
+    expected: Expected
+    outcome: Outcome
+    given: Handle
+    returned: Handle
+    before: State
+    after: State
+    reused: frozenset[int] = frozenset()
+    peer: Step | None = None
+
+    @property
+    def granted(self) -> bool:
+        """Whether the call did what it was asked, where that was allowed."""
+        return isinstance(self.outcome, Done) and isinstance(self.expected, Grant)

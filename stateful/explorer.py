@@ -1,0 +1,245 @@
+"""Exhaustive search: every history of a scope, shortest first, equal states merged.
+
+Depth by depth across all geometries, commands in canonical order: the first history that breaks
+a property is the canonical one, and nothing shorter in the scope breaks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from pagedkv.specs.commands import Command
+from pagedkv.specs.judge import Judge
+from pagedkv.specs.model import Geometry
+from pagedkv.specs.properties import Violation
+from pagedkv.stateful.paths import Nodes, Paths
+from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust, same_from_here
+
+MakeWorld = Callable[[Geometry], System]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search is: what a progress bar needs."""
+
+    states: int
+    transitions: int
+    depth: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The first, and so a shortest, history that breaks one property in the scope searched."""
+
+    violation: Violation
+    geometry: Geometry
+    commands: tuple[Command, ...]
+    states: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """What a search did. `stopped` is None if every state and transition was tried."""
+
+    states: int
+    transitions: int
+    depth: int
+    stopped: str | None
+    found: dict[str, Found]
+    trust: Trust
+    doubts: tuple[str, ...]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every state and transition of the scope was tried."""
+        return self.stopped is None
+
+
+@dataclass(slots=True)
+class Limits:
+    """When a search stops before it is done; None is "never"."""
+
+    seconds: float | None = None
+    depth: int | None = None
+    states: int | None = None
+    enough: Collection[str] | None = None
+    """Property ids: stop once each has been found broken."""
+
+
+def explore(
+    make: MakeWorld,
+    geometries: Sequence[Geometry],
+    new_judge: Callable[[], Judge],
+    limits: Limits,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> tuple[Exploration, Judge]:
+    """Search all histories of the scope; changes nothing but the worlds it makes.
+
+    What the target offers for speed (its own key, copies) is trusted only as long as checking
+    it holds; then the search starts again without.
+    """
+    doubts: list[str] = []
+    trust: Trust | None = None
+    deadline = None if limits.seconds is None else monotonic() + limits.seconds
+    while True:
+        search = _Search(make, geometries, new_judge(), limits, deadline, trust, on_progress)
+        try:
+            return search.run(tuple(doubts)), search.judge
+        except Distrust as distrust:
+            doubts.append(distrust.reason)
+            trust = distrust.less(search.trust)
+
+
+class _Stop(Exception):
+    """The search ends before it is done."""
+
+
+CHECKED_MERGES = 20
+"""The first so many merges are checked, and then one in `MERGE_PERIOD`."""
+MERGE_PERIOD = 251
+
+
+class _Search:
+    """One search with one degree of trust.
+
+    Invariant: every state in `_known` was judged and holds; `_frontier` has, per geometry and in
+    order of discovery, those at the current depth whose commands were not tried yet.
+    """
+
+    def __init__(
+        self,
+        make: MakeWorld,
+        geometries: Sequence[Geometry],
+        judge: Judge,
+        limits: Limits,
+        deadline: float | None,
+        trust: Trust | None,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self.judge = judge
+        self._limits, self._deadline, self._on_progress = limits, deadline, on_progress
+        self._make, self._geometries = make, tuple(geometries)
+        self.trust = make(self._geometries[0]).hooks() if trust is None else trust
+        self._nodes = Nodes()
+        self._paths = Paths(make, self._geometries, self._nodes, self.trust)
+        self._known: list[dict[bytes, int]] = [{} for _ in self._geometries]
+        self._frontier: list[list[int]] = [[] for _ in self._geometries]
+        self._next: list[list[int]] = [[] for _ in self._geometries]
+        self._found: dict[str, Found] = {}
+        self._transitions = self._depth = self._merges = 0
+
+    def run(self, doubts: tuple[str, ...]) -> Exploration:
+        stopped: str | None = None
+        try:
+            self._begin()
+            while any(self._frontier):
+                if self._limits.depth is not None and self._depth >= self._limits.depth:
+                    raise _Stop(f"depth limit of {self._limits.depth}")
+                for frontier in self._frontier:
+                    for node in frontier:
+                        self._expand(node)
+                self._depth += 1
+                self._frontier, self._next = self._next, [[] for _ in self._geometries]
+        except _Stop as stop:
+            stopped = str(stop)
+        except NotDeterministic as error:
+            stopped = f"not deterministic: {error}"
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        return Exploration(
+            states=len(self._nodes),
+            transitions=self._transitions,
+            depth=self._depth,
+            stopped=stopped,
+            found=self._found,
+            trust=self.trust,
+            doubts=doubts,
+        )
+
+    def _begin(self) -> None:
+        for g, geometry in enumerate(self._geometries):
+            world = self._make(geometry)
+            key = world.key(self.trust)
+            if key is None and self.trust.key != "none":
+                raise Distrust("key", "the whole state of the target can't be seen")
+            node = self._nodes.add_root(key, g)
+            if not self._record(self.judge.state(world.state), node, ()):
+                if key is not None:
+                    self._known[g][key] = node
+                self._frontier[g].append(node)
+
+    def _expand(self, node: int) -> None:
+        """Try every command from `node`."""
+        self._watch()
+        nodes, key_here = self._nodes, self._nodes.keys[node]
+        g = nodes.geometry(node)
+        known = self._known[g]
+        world = self._paths.fork(node)
+        moved = False
+        for command in world.candidates():
+            if moved:
+                world = self._paths.fork(node)
+            moved = True
+            step = world.apply(command)
+            self._transitions += 1
+            if violations := self.judge.step(step):
+                violations += self.judge.reached(step)
+                if self._record(violations, node, (command,)):
+                    continue
+            key = world.key(self.trust)
+            if key is None:
+                if self.trust.key != "none":
+                    raise Distrust("key", "the whole state of the target can't be seen")
+            elif key == key_here:
+                moved = False
+                continue
+            elif key in known:
+                self._merge(node, command, known[key])
+                continue
+            if self._record(self.judge.reached(step), node, (command,)):
+                continue
+            child = nodes.add(key, node, command)
+            if key is not None:
+                known[key] = child
+            self._next[g].append(child)
+
+    def _merge(self, parent: int, command: Command, known: int) -> None:
+        """Now and then, continue two states that were taken for one."""
+        self._merges += 1
+        if self._merges > CHECKED_MERGES and self._merges % MERGE_PERIOD:
+            return
+
+        def here() -> System:
+            world = self._paths.fork(parent)
+            world.apply(command)
+            return world
+
+        difference = same_from_here(here, lambda: self._paths.fork(known), self.trust)
+        if difference is not None:
+            raise Distrust("key", f"two states with one key: {difference}")
+
+    def _record(self, violations: list[Violation], node: int, last: tuple[Command, ...]) -> bool:
+        """Keep the first history of each property; returns whether the history ends here."""
+        for violation in violations:
+            name = violation.property.id
+            if name not in self._found:
+                commands = (*self._nodes.history(node), *last)
+                geometry = self._geometries[self._nodes.geometry(node)]
+                self._found[name] = Found(violation, geometry, commands, len(self._nodes))
+        enough = self._limits.enough
+        if enough is not None and self._found.keys() >= set(enough):
+            raise _Stop("found what was looked for")
+        return not all(violation.property.redundant for violation in violations)
+
+    def _watch(self) -> None:
+        states = len(self._nodes)
+        if self._deadline is not None and monotonic() > self._deadline:
+            raise _Stop(f"the budget of {self._limits.seconds} s is spent")
+        if self._limits.states is not None and states > self._limits.states:
+            raise _Stop(f"limit of {self._limits.states} states")
+        if self._transitions // 64 % 16 == 0:
+            waiting = sum(map(len, self._frontier))
+            self._on_progress(Progress(states, self._transitions, self._depth, waiting))

@@ -1,0 +1,170 @@
+"""A digest of any object's whole state, for telling whether two managers are in the same one.
+
+Two values get the same digest only if they have the same shape: the same types, the same scalars
+and the same sharing of mutable parts. What can't be looked into is refused, never guessed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from hashlib import blake2b
+from logging import Logger
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+
+_NAMED = Enum | type | FunctionType | BuiltinFunctionType | ModuleType | Logger
+
+
+class Opaque(Exception):
+    """The value holds something whose state can't be seen."""
+
+
+def fingerprint(value: object, meaningless: Collection[str] = ()) -> bytes:
+    """A 128-bit digest of everything reachable from `value`; changes nothing.
+
+    meaningless: attributes to leave out, as "attribute" or "Class.attribute". Raises Opaque for
+    generators, open files and other things whose state can't be read.
+    """
+    walk = _Walk(frozenset(meaningless))
+    walk.visit(value)
+    whole = "\x1f".join(walk.parts).encode("utf-8", "surrogatepass")
+    return blake2b(whole, digest_size=16).digest()
+
+
+class _Walk:
+    """One traversal: `parts` are the pieces of the canonical form, in order.
+
+    Loop invariant of `visit`: `seen` has every mutable object met so far, numbered by first
+    visit, so that sharing shows and cycles end. `alive` keeps temporaries from being reused.
+    """
+
+    def __init__(self, meaningless: frozenset[str]) -> None:
+        self.parts: list[str] = []
+        self._seen: dict[int, int] = {}
+        self._alive: list[object] = []
+        self._meaningless = meaningless
+
+    def visit(self, value: Any) -> None:
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str, bytes, complex):
+            self.parts.append(f"{kind.__name__}:{value!r}")
+            return
+        if isinstance(value, _NAMED):
+            self._name(value)
+            return
+        if kind not in (tuple, frozenset):  # these have no identity that anything depends on
+            number = self._seen.get(id(value))
+            if number is not None:
+                self.parts.append(f"again:{number}")
+                return
+            self._seen[id(value)] = len(self._seen)
+            self._alive.append(value)
+        self.parts.append(f"{kind.__module__}.{kind.__qualname__}(")
+        self._inside(value, kind)
+        self.parts.append(")")
+
+    def _name(self, value: Any) -> None:
+        if isinstance(value, FunctionType) and value.__closure__:
+            self.parts.append(f"closure:{value.__qualname__}(")
+            for cell in value.__closure__:
+                self.visit(cell.cell_contents)
+            self.parts.append(")")
+            return
+        name = getattr(value, "__qualname__", None) or str(value)
+        self.parts.append(f"named:{getattr(value, '__module__', '')}.{name}")
+        owner = getattr(value, "__self__", None)
+        if isinstance(value, BuiltinFunctionType) and not isinstance(owner, ModuleType | None):
+            self.visit(owner)
+
+    def _inside(self, value: Any, kind: type) -> None:
+        if isinstance(value, dict):
+            self._mapping(value)
+            if isinstance(value, defaultdict):
+                self.visit(value.default_factory)
+        elif isinstance(value, list | tuple | deque):
+            for item in value:
+                self.visit(item)
+        elif isinstance(value, set | frozenset):
+            self._unordered(value)
+        elif isinstance(value, bytearray | memoryview):
+            self.parts.append(bytes(value).hex())
+        elif isinstance(value, range | slice):
+            self.parts.append(repr(value))
+        elif isinstance(value, random.Random):
+            self.parts.append(repr(value.getstate()))
+        elif isinstance(value, MethodType):
+            self.visit(value.__self__)
+            self.parts.append(value.__qualname__)
+        elif not self._array(value):
+            self._attributes(value, kind)
+            return
+        if kind.__module__ not in ("builtins", "collections"):
+            self._attributes(value, kind, must=False)
+
+    def _mapping(self, value: Mapping[Any, Any]) -> None:
+        # Insertion order is state too: `next(iter(d))` and `popitem` depend on it.
+        for key, item in value.items():
+            self.visit(key)
+            self.visit(item)
+
+    def _unordered(self, value: Collection[Any]) -> None:
+        # `set.pop` follows the table's layout, which for integers is the order of iteration;
+        # that of other elements changes from process to process and can't be relied on.
+        if all(type(item) is int for item in value):
+            self.parts.extend(map(repr, value))
+            return
+        digests = []
+        for item in value:
+            if type(item) in (int, str, bytes, float, bool) or item is None:
+                digests.append(repr(item))
+            else:
+                digests.append(fingerprint(item, self._meaningless).hex())
+        self.parts.extend(sorted(digests))
+
+    def _array(self, value: Any) -> bool:
+        """Whether `value` is an array or a tensor, whose dtype, shape and bytes are its state."""
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None or dtype is None or not hasattr(value, "tolist"):
+            return False
+        self.parts.append(f"{dtype}{tuple(shape)}")
+        self.parts.append(
+            value.tobytes().hex() if hasattr(value, "tobytes") else repr(value.tolist())
+        )
+        return True
+
+    def _attributes(self, value: Any, kind: type, *, must: bool = True) -> None:
+        fields = _fields(value, kind)
+        if must and not fields:
+            fields = _by_reduce(value)
+        for name, item in sorted(fields.items()):
+            if self._meaningless.isdisjoint(
+                {name, *(f"{base.__name__}.{name}" for base in kind.__mro__)}
+            ):
+                self.parts.append(name)
+                self.visit(item)
+
+
+def _fields(value: Any, kind: type) -> dict[str, Any]:
+    fields = dict(getattr(value, "__dict__", {}))
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                fields[name] = getattr(value, name)
+    return fields
+
+
+def _by_reduce(value: Any) -> dict[str, Any]:
+    """The state of an object without attributes, as pickling would see it."""
+    reduce: Callable[[int], Any] = value.__reduce_ex__
+    try:
+        parts = reduce(2)
+    except TypeError as error:
+        raise Opaque(f"the state of a {type(value).__qualname__} can't be seen: {error}") from error
+    if isinstance(parts, str):
+        return {"reduced": parts}
+    return {f"reduced{i}": part for i, part in enumerate(parts) if i != 0}

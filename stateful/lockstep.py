@@ -1,0 +1,52 @@
+"""Two worlds moved by the same commands, as one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+from pagedkv.specs.commands import Command
+from pagedkv.specs.model import Setting
+from pagedkv.specs.steps import State, Step
+from pagedkv.stateful.trust import Trust
+from pagedkv.stateful.world import World
+
+
+class Lockstep:
+    """Drives `left` and `right` alike; the step of the right one is the left one's `peer`."""
+
+    def __init__(self, left: World, right: World) -> None:
+        self.left, self.right = left, right
+
+    @property
+    def setting(self) -> Setting:
+        """The left one's setting."""
+        return self.left.setting
+
+    @property
+    def state(self) -> State:
+        """The left one's state."""
+        return self.left.state
+
+    def candidates(self) -> list[Command]:
+        """The commands that make sense for both; changes nothing."""
+        right = set(self.right.candidates())
+        return [command for command in self.left.candidates() if command in right]
+
+    def apply(self, command: Command) -> Step:
+        """Run one command on both. Mutates both."""
+        return replace(self.left.apply(command), peer=self.right.apply(command))
+
+    def hooks(self) -> Trust:
+        """The weaker of the two, each."""
+        left, right = self.left.hooks(), self.right.hooks()
+        return Trust(max(left.key, right.key), max(left.clone, right.clone))
+
+    def clone(self, trust: Trust) -> Self:
+        """A copy of each; changes nothing."""
+        return type(self)(self.left.clone(trust), self.right.clone(trust))
+
+    def key(self, trust: Trust) -> bytes | None:
+        """Both keys together; None where one has none."""
+        left, right = self.left.key(trust), self.right.key(trust)
+        return None if left is None or right is None else left + right

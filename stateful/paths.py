@@ -1,0 +1,147 @@
+"""The states of a search, kept as parent and command, and how to get back to one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from pagedkv.specs.commands import Command
+from pagedkv.specs.model import Geometry
+from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust, same_from_here
+
+CHECKED_CLONES = 8
+"""The first so many copies are checked, and then one in `CLONE_PERIOD`."""
+CLONE_PERIOD = 1024
+
+
+class Nodes:
+    """Every state found: its key, the state before it, and the command between the two.
+
+    A root is its own parent.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[bytes | None] = []
+        self._parents = array("q")
+        self._commands = array("l")
+        self._geometries = array("l")
+        self._names: dict[Command, int] = {}
+        self._by_name: list[Command] = []
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def add_root(self, key: bytes | None, geometry: int) -> int:
+        """Add a fresh target's state; returns its number."""
+        self.keys.append(key)
+        self._parents.append(len(self.keys) - 1)
+        self._commands.append(0)
+        self._geometries.append(geometry)
+        return len(self.keys) - 1
+
+    def add(self, key: bytes | None, parent: int, command: Command) -> int:
+        """Add the state that `command` leads to from `parent`; returns its number."""
+        name = self._names.setdefault(command, len(self._by_name))
+        if name == len(self._by_name):
+            self._by_name.append(command)
+        self.keys.append(key)
+        self._parents.append(parent)
+        self._commands.append(name)
+        self._geometries.append(self._geometries[parent])
+        return len(self.keys) - 1
+
+    def geometry(self, node: int) -> int:
+        """Which geometry of the scope the state belongs to."""
+        return self._geometries[node]
+
+    def parent(self, node: int) -> int:
+        """The state before; a root's is itself."""
+        return self._parents[node]
+
+    def command(self, node: int) -> Command:
+        """The command that led here from the parent; a root has none."""
+        return self._by_name[self._commands[node]]
+
+    def history(self, node: int) -> tuple[Command, ...]:
+        """The commands from the root to the state."""
+        commands = []
+        while (parent := self._parents[node]) != node:
+            commands.append(self.command(node))
+            node = parent
+        return tuple(reversed(commands))
+
+
+class Paths:
+    """Worlds at any state: kept along the way to the last one, cloned from there.
+
+    Invariant: `_way` holds (state, world) from a root down, each the parent of the next, and the
+    worlds in it are never moved.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Geometry], System],
+        geometries: tuple[Geometry, ...],
+        nodes: Nodes,
+        trust: Trust,
+    ) -> None:
+        self._make, self._geometries = make, geometries
+        self._nodes, self._trust = nodes, trust
+        self._way: list[tuple[int, System]] = []
+        self._clones = 0
+
+    def fork(self, node: int) -> System:
+        """A world at `node` that the caller may move."""
+        if self._trust.clone == "none":
+            return self.replay(node)
+        world = self._clone(self._at(node))
+        self._clones += 1
+        if self._clones <= CHECKED_CLONES or self._clones % CLONE_PERIOD == 0:
+            self._check(node, world)
+        return world
+
+    def replay(self, node: int) -> System:
+        """A fresh world moved to `node`; raises NotDeterministic if it arrives elsewhere."""
+        world = self._make(self._geometries[self._nodes.geometry(node)])
+        for command in self._nodes.history(node):
+            world.apply(command)
+        if world.key(self._trust) != self._nodes.keys[node]:
+            names = ", ".join(map(str, self._nodes.history(node))) or "nothing"
+            if self._trust.clone == "none":
+                raise NotDeterministic(f"a second run of {names} ended in another state")
+            raise Distrust("clone", f"a copy and a second run differ after {names}")
+        return world
+
+    def _at(self, node: int) -> System:
+        missing = []
+        kept = {n: i for i, (n, _) in enumerate(self._way)}
+        at = node
+        while at not in kept:
+            missing.append(at)
+            if self._nodes.parent(at) == at:
+                break
+            at = self._nodes.parent(at)
+        del self._way[kept[at] + 1 if at in kept else 0 :]
+        for at in reversed(missing):
+            if not self._way:
+                world = self._make(self._geometries[self._nodes.geometry(at)])
+            else:
+                world = self._clone(self._way[-1][1])
+                world.apply(self._nodes.command(at))
+            if world.key(self._trust) != self._nodes.keys[at]:
+                raise Distrust("clone", f"a copy moved by {self._nodes.command(at)} went astray")
+            self._way.append((at, world))
+        return self._way[-1][1]
+
+    def _clone(self, world: System) -> System:
+        try:
+            return world.clone(self._trust)
+        except Exception as error:
+            raise Distrust("clone", f"copying failed: {type(error).__name__}: {error}") from error
+
+    def _check(self, node: int, world: System) -> None:
+        difference = same_from_here(
+            lambda: self._clone(world), lambda: self.replay(node), self._trust
+        )
+        if difference is not None:
+            raise Distrust("clone", f"a copy and a second run: {difference}")

@@ -1,0 +1,100 @@
+"""Where the tags of the tokens are kept: the manager's own tensor, or a shadow of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pagedkv.specs.model import POISON
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Slot = tuple[int, int]
+"""(block, offset)."""
+
+
+class Pool(Protocol):
+    """The slots of all blocks; each holds a tag, or poison."""
+
+    def write(self, slots: Sequence[Slot], tags: Sequence[int]) -> None:
+        """Put `tags[k]` into `slots[k]`; a slot outside the pool is left out."""
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        """Put poison into every slot of `blocks`."""
+
+    def read(self, slots: Iterable[Slot]) -> tuple[float, ...]:
+        """What the slots hold."""
+
+    def key(self) -> bytes | tuple[tuple[Slot, int], ...]:
+        """A value that two pools share only if they hold the same."""
+
+
+class ShadowPool:
+    """Tags by slot, for managers that have no tensor. A slot that is not there is poison."""
+
+    def __init__(self, block_size: int, tags: dict[Slot, int] | None = None) -> None:
+        self._block_size = block_size
+        self._tags = {} if tags is None else tags
+
+    def write(self, slots: Sequence[Slot], tags: Sequence[int]) -> None:
+        self._tags.update(zip(slots, tags, strict=True))
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            for offset in range(self._block_size):
+                self._tags.pop((block, offset), None)
+
+    def read(self, slots: Iterable[Slot]) -> tuple[float, ...]:
+        return tuple(self._tags.get(slot, POISON) for slot in slots)
+
+    def key(self) -> tuple[tuple[Slot, int], ...]:
+        return tuple(sorted(self._tags.items()))
+
+    def copy(self) -> ShadowPool:
+        """A pool of its own with the same tags; changes nothing."""
+        return ShadowPool(self._block_size, dict(self._tags))
+
+
+class TensorPool:
+    """The manager's own `[blocks, block_size, head_dim]` tensor; a tag fills its slot's row.
+
+    On the CPU it is written through a numpy view of the same memory, since one small tensor
+    operation costs as much as fifty of numpy's.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._rows: Any = _numpy_view(tensor)
+        self._blocks, self._block_size = int(tensor.shape[0]), int(tensor.shape[1])
+
+    def write(self, slots: Sequence[Slot], tags: Sequence[int]) -> None:
+        rows = self._rows
+        for (block, offset), tag in zip(slots, tags, strict=True):
+            if 0 <= block < self._blocks:
+                rows[block, offset] = tag
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if 0 <= block < self._blocks:
+                self._rows[block] = POISON
+
+    def read(self, slots: Iterable[Slot]) -> tuple[float, ...]:
+        return tuple(
+            float(self._rows[block, offset].reshape(-1)[0])
+            if 0 <= block < self._blocks
+            else POISON
+            for block, offset in slots
+        )
+
+    def key(self) -> bytes:
+        rows = self._rows
+        if hasattr(rows, "tobytes"):
+            return bytes(rows.tobytes())
+        return repr(rows.tolist()).encode()
+
+
+def _numpy_view(tensor: Tensor) -> Any:
+    try:
+        return tensor.detach().numpy()
+    except (TypeError, RuntimeError):  # bfloat16 has no numpy type, an accelerator no numpy view
+        return tensor.detach()

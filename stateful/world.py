@@ -1,0 +1,338 @@
+"""The world: one manager, its requests and the logical model, moved by commands.
+
+Every driver makes its histories through `World.apply`, and nothing else calls a manager.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from hashlib import blake2b
+from typing import Any, Self
+
+from pagedkv.declarations import Declarations, Raises
+from pagedkv.protocol import PagedKVManager, Request, Snapshot
+from pagedkv.specs.catalogue import candidates
+from pagedkv.specs.commands import Command
+from pagedkv.specs.model import EMPTY, Geometry, Model, Setting
+from pagedkv.specs.steps import (
+    DONE,
+    Contents,
+    Done,
+    Grant,
+    Handle,
+    NoBlocks,
+    Observation,
+    Outcome,
+    Raised,
+    Refused,
+    Report,
+    State,
+    Step,
+    Unreadable,
+)
+from pagedkv.stateful.fingerprint import Opaque, fingerprint
+from pagedkv.stateful.pool import Pool, ShadowPool, Slot, TensorPool
+from pagedkv.stateful.trust import Trust
+
+Factory = Callable[[int, int, int], PagedKVManager]
+
+
+class CannotDrive(Exception):
+    """The target can't be driven at all: it can't be made, or it can't be observed."""
+
+
+def own_hook(manager: object, name: str) -> Callable[..., Any] | None:
+    """The optional method `name`, only if the manager's own class wrote it.
+
+    An inherited `state_key` or `clone` knows nothing of what the subclass added, and would
+    merge states that differ.
+    """
+    if name in type(manager).__dict__ and name not in getattr(manager, "__dict__", {}):
+        hook: Callable[..., Any] = getattr(manager, name)
+        return hook
+    return None
+
+
+class World:
+    """A manager under test. `apply` moves it; `state` is what is known and seen of it now."""
+
+    def __init__(
+        self,
+        factory: Factory,
+        geometry: Geometry,
+        *,
+        requests: int = 3,
+        keeps_released: bool = False,
+    ) -> None:
+        """Make a fresh manager. Raises CannotDrive if that fails."""
+        try:
+            self.manager = factory(geometry.num_blocks, geometry.block_size, geometry.head_dim)
+        except Exception as error:
+            raise CannotDrive(
+                f"the target can't be made with {geometry}: {type(error).__name__}: {error}"
+            ) from error
+        declared = getattr(self.manager, "declares", None) or Declarations()
+        if not isinstance(declared, Declarations):
+            raise CannotDrive(f"declares must be a pagedkv.Declarations, got {declared!r}")
+        for name in ("allocate_for_prefill", "allocate_for_decode", "release_request"):
+            if not callable(getattr(self.manager, name, None)):
+                raise CannotDrive(
+                    f"the target makes a {type(self.manager).__name__} without a method {name}(req)"
+                )
+        self.handles: dict[int, Request] = {}
+        self._freed: frozenset[int] = frozenset()
+        self.steps = 0
+        self._open_pool(geometry)
+        try:
+            snapshot = self._snapshot(EMPTY)
+        except Exception as error:
+            raise CannotDrive(
+                f"a fresh target can't be observed: {type(error).__name__}: {error}"
+            ) from error
+        usable = snapshot.blocks
+        if usable is None:
+            usable = frozenset(range(geometry.num_blocks)) - snapshot.reserved
+        self.setting = Setting(geometry, declared, usable, requests, keeps_released)
+        self.pool.poison(usable)
+        self.state = State(self.setting, EMPTY, self._observe(EMPTY))
+
+    def _open_pool(self, geometry: Geometry) -> None:
+        tensor = getattr(self.manager, "physical_kv_cache", None)
+        self.pool: Pool
+        if tensor is None:
+            self.pool = ShadowPool(geometry.block_size)
+        else:
+            shape = tuple(getattr(tensor, "shape", ()))
+            if len(shape) != 3 or shape[1:] != (geometry.block_size, geometry.head_dim):
+                raise CannotDrive(
+                    f"physical_kv_cache has shape {list(shape)}, not [num_blocks, "
+                    f"{geometry.block_size}, {geometry.head_dim}]"
+                )
+            self.pool = TensorPool(tensor)
+
+    def candidates(self) -> list[Command]:
+        """Every command that makes sense now, in canonical order; changes nothing."""
+        return candidates(self.state.model, self.setting)
+
+    def apply(self, command: Command) -> Step:
+        """Run one command and return what it did. Mutates the world.
+
+        A manager that can't be observed after the call is a call that raised: the step's
+        `after` is then what was seen before, and the world is of no further use.
+        """
+        before, setting = self.state, self.setting
+        self.steps += 1
+        expected = command.expect(before.model, setting)
+        undo = command.prepare(self.handles, before)
+        request = self.handles[command.request]
+        given = returned = _view(request)
+        outcome = self._call(command, request)
+        reused: frozenset[int] = frozenset()
+        try:
+            returned = _view(request)
+            if isinstance(outcome, Done) and isinstance(expected, Grant):
+                model = command.advance(before.model, setting)
+                seen = self._observe(model)
+                seen, reused = self._write(before, model, seen, request)
+            else:
+                undo()
+                model = before.model
+                seen = self._observe(model)
+            after = State(setting, model, seen)
+        except Exception as error:
+            what = f"when it was observed after the call: {error}"
+            outcome, after = Raised(type(error).__name__, what), before
+        self.state = after if setting.keeps_released else self._forget(after)
+        return Step(
+            self.steps, command, expected, outcome, given, returned, before, after, reused
+        )
+
+    def _call(self, command: Command, request: Request) -> Outcome:
+        signals = self.setting.declared.out_of_blocks
+        try:
+            value = command.perform(self.manager, request)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a target raises is an outcome
+            for signal in signals:
+                if (
+                    isinstance(signal, Raises)
+                    and isinstance(error, signal.exception)
+                    and signal.containing in str(error)
+                ):
+                    return NoBlocks(str(error))
+            if isinstance(error, ValueError):
+                return Refused(str(error))
+            return Raised(type(error).__name__, str(error))
+        for signal in signals:
+            if not isinstance(signal, Raises) and value is signal.value:
+                return NoBlocks(f"returned {value!r}")
+        return DONE
+
+    def _write(
+        self, before: State, model: Model, seen: Observation, request: Request
+    ) -> tuple[Observation, frozenset[int]]:
+        """Write the new tokens' tags where the tables say, and poison what was freed."""
+        was, now = before.seen.held, seen.held
+        taken, freed = now - was, was - now
+        if freed:
+            self.pool.poison(freed)
+            self._freed |= freed
+        for r, tags in model.live.items():
+            old = before.model.live.get(r, ())
+            if len(tags) > len(old):
+                slots = self._slots(r, seen, len(tags))[len(old) :]
+                self.pool.write(slots, tags[len(old) : len(old) + len(slots)])
+        computed = getattr(self.manager, "computed", None)
+        if computed is not None:
+            computed(request)
+            seen = self._observe(model)
+        return seen, taken & self._freed
+
+    def _slots(self, request: int, seen: Observation, seq_len: int) -> list[Slot]:
+        """The slot of each position, as the manager's own map or else the table says."""
+        own = getattr(self.manager, "slots", None)
+        if own is not None:
+            return [(block, offset) for _, block, offset in own(self.handles[request])]
+        size, table = self.setting.geometry.block_size, seen.tables.get(request, ())
+        return [(table[p // size], p % size) for p in range(min(seq_len, len(table) * size))]
+
+    def _observe(self, model: Model) -> Observation:
+        snapshot = self._snapshot(model)
+        handles = {r: _view(request) for r, request in self.handles.items()}
+        return Observation(snapshot, handles, self._read, self._reports)
+
+    def _snapshot(self, model: Model) -> Snapshot:
+        take = getattr(self.manager, "snapshot", None)
+        if take is not None:
+            snapshot = take()
+            if not isinstance(snapshot, Snapshot):
+                raise TypeError(f"snapshot() must give a pagedkv.Snapshot, got {snapshot!r}")
+            return snapshot
+        live = {r: self.handles[r] for r in model.live}
+        free = getattr(self.manager, "free_blocks", None)
+        return Snapshot(
+            block_tables={r: tuple(request.block_table) for r, request in live.items()},
+            seq_lens={r: request.seq_len for r, request in live.items()},
+            free_blocks=None if free is None else tuple(free),
+        )
+
+    def _read(self) -> Contents:
+        """What each live request reads back now."""
+        own = getattr(self.manager, "get_physical_cache", None)
+        read: dict[int, tuple[float, ...] | Unreadable] = {}
+        for r, tags in self.state.model.live.items():
+            if own is None:
+                slots = self._slots(r, self.state.seen, len(tags))
+                read[r] = self.pool.read(slots)
+            else:
+                read[r] = self._reconstruct(own, r, len(tags))
+        return read
+
+    def _reconstruct(
+        self, get: Callable[[Request], Any], r: int, seq_len: int
+    ) -> tuple[float, ...] | Unreadable:
+        try:
+            cache = get(self.handles[r])
+            shape, width = tuple(cache.shape), self.setting.geometry.head_dim
+            if shape != (seq_len, width):
+                return Unreadable(f"shape {list(shape)} != [{seq_len}, {width}]")
+            rows = cache.tolist()
+        except Exception as error:
+            return Unreadable(f"{type(error).__name__}: {error}")
+        for p, row in enumerate(rows):
+            if any(value != row[0] for value in row):
+                return Unreadable(f"position {p} reads {row}, from more than one token")
+        return tuple(row[0] for row in rows)
+
+    def _reports(self) -> Mapping[int, Report | Unreadable] | None:
+        own = getattr(self.manager, "allocation_report", None)
+        if own is None:
+            return None
+        reports: dict[int, Report | Unreadable] = {}
+        for r in self.state.model.live:
+            try:
+                reports[r] = dict(own(self.handles[r]))
+            except Exception as error:
+                reports[r] = Unreadable(f"{type(error).__name__}: {error}")
+        return reports
+
+    def _forget(self, state: State) -> State:
+        """Drop the handles of released requests."""
+        if not state.model.released:
+            return state
+        for r in state.model.released:
+            self.handles.pop(r, None)
+        seen, live = state.seen, state.model.live
+        handles = {r: handle for r, handle in seen.handles.items() if r in live}
+        return State(
+            state.setting,
+            state.model.without_released(),
+            Observation(seen.snapshot, handles, seen.read, seen.reports),
+        )
+
+    def hooks(self) -> Trust:
+        """Which of `state_key` and `clone` the manager brings of its own."""
+        return Trust(
+            "own" if own_hook(self.manager, "state_key") else "whole",
+            "own" if own_hook(self.manager, "clone") else "deep",
+        )
+
+    def clone(self, trust: Trust) -> Self:
+        """A world of its own in the same state; changes nothing.
+
+        Raises whatever the manager's copying raises: a target need not be copyable.
+        """
+        own = own_hook(self.manager, "clone") if trust.clone == "own" else None
+        copy = object.__new__(type(self))
+        if own is not None:
+            copy.manager, copy.handles = own(self.handles)
+        else:
+            copy.manager, copy.handles = deepcopy((self.manager, self.handles))
+        copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
+        if isinstance(self.pool, ShadowPool):
+            copy.pool = self.pool.copy()
+        else:
+            copy.pool = TensorPool(copy.manager.physical_kv_cache)
+        state = self.state
+        seen = Observation(state.seen.snapshot, state.seen.handles, copy._read, copy._reports)
+        copy.state = State(state.setting, state.model, seen)
+        return copy
+
+    def key(self, trust: Trust) -> bytes | None:
+        """A 128-bit digest of the whole state, or None where it can't be taken.
+
+        Manager and handles together, less what is declared meaningless; the manager's own
+        `state_key()` stands for the manager where its class has one that is trusted.
+        """
+        if trust.key == "none":
+            return None
+        model = self.state.model
+        own = own_hook(self.manager, "state_key") if trust.key == "own" else None
+        try:
+            if own is not None:
+                inner: object = own()
+            else:
+                inner = fingerprint(
+                    (self.manager, self.handles), self.setting.declared.meaningless.keys()
+                )
+            whole: Any = (
+                tuple(sorted((r, len(tags)) for r, tags in model.live.items())),
+                tuple((r, tuple(handle)) for r, handle in sorted(self.state.seen.handles.items())),
+                tuple(sorted(model.released.items())),
+                inner,
+                self.pool.key(),
+            )
+            # Version 0 writes neither references nor interning, so equal values give equal bytes.
+            return blake2b(marshal.dumps(whole, 0), digest_size=16).digest()
+        except (Opaque, ValueError):
+            return None
+
+
+def _view(request: Request) -> Handle:
+    table, tokens = request.block_table, request.tokens
+    if type(table) is not list:
+        table = [int(block) for block in table]
+    return Handle(request.request_id, request.seq_len, tuple(table), tuple(tokens))

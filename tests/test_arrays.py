@@ -1,0 +1,238 @@
+"""What is special about the array-backed manager: its arrays, their growth, rows and ownership."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from pagedkv import ArrayKVCacheManager, HoldsNothing, Owned, Request
+from pagedkv.arrays import NOBODY
+from test_managers import admit
+
+
+def invariants(manager):
+    """The equations at the head of pagedkv/arrays.py, as code."""
+    free = manager._free[: manager._num_free].tolist()
+    held = []
+    for name, row in manager._rows.items():
+        handle = manager._handles[row]
+        blocks = manager._tables[row, : manager._counts[row]].tolist()
+        assert (name, blocks) == (handle.request_id, handle.block_table)
+        assert sorted(blocks) == np.flatnonzero(manager._owner == row).tolist()
+        assert -(-int(manager._lengths[row]) // manager.block_size) == len(blocks)
+        assert handle.seq_len == manager._lengths[row]
+        held += blocks
+    assert sorted(free + held) == list(range(manager.num_blocks))
+    assert sorted(free) == np.flatnonzero(manager._owner == NOBODY).tolist()
+    free_rows = manager._free_rows[: manager._num_free_rows].tolist()
+    live_rows = list(manager._rows.values())
+    assert sorted(free_rows + live_rows) == list(range(len(manager._counts)))
+    assert [manager._handles[row] for row in free_rows] == [None] * len(free_rows)
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 1), (5, 1), (16, 3)])
+def test_the_equations_hold_after_every_call_of_a_random_history(num_blocks, block_size):
+    draw = random.Random(num_blocks)
+    manager = ArrayKVCacheManager(num_blocks, block_size, 1)
+    live: dict[int, Request] = {}
+    for step in range(600):
+        if live and draw.random() < 0.4:
+            manager.release_request(live.pop(draw.choice(list(live))))
+        elif live and draw.random() < 0.5:
+            request = draw.choice(list(live.values()))
+            if manager.free_blocks:
+                manager.allocate_for_decode(request)
+        else:
+            length = draw.randint(1, num_blocks * block_size)
+            if -(-length // block_size) <= len(manager.free_blocks):
+                live[step] = Request(step, length)
+                manager.allocate_for_prefill(live[step])
+        invariants(manager)
+
+
+# ------------------------------------------------------------------ order
+
+
+def test_the_last_freed_blocks_come_first_in_the_order_of_their_table():
+    manager = ArrayKVCacheManager(6, 1, 1)
+    first, second, _ = admit(manager, 2, 2, 1)
+    manager.release_request(first)
+    manager.release_request(second)
+    assert manager.snapshot().free_blocks == (2, 3, 0, 1, 5)
+    assert manager.free_blocks == [0, 1, 2, 3, 5]
+    late = Request(9, 3)
+    manager.allocate_for_prefill(late)
+    assert late.block_table == [2, 3, 0]
+
+
+# ------------------------------------------------------------------ arrays
+
+
+def test_all_bookkeeping_is_int32():
+    manager = ArrayKVCacheManager(5, 1, 1)
+    admit(manager, 3, 1)
+    assert {np.dtype(np.int32)} == {getattr(manager, n).dtype for n in ArrayKVCacheManager._ARRAYS}
+
+
+def test_bookkeeping_takes_at_most_sixteen_bytes_a_block_and_four_a_table_entry():
+    manager = ArrayKVCacheManager(4096, 1, 1)
+    admit(manager, *[64] * 64)
+    per_block = manager._free.nbytes + manager._owner.nbytes
+    per_row = manager._lengths.nbytes + manager._counts.nbytes + manager._free_rows.nbytes
+    assert per_block == 8 * 4096
+    assert (manager._tables.nbytes, per_row) == (4 * 64 * 64, 12 * 64)
+
+
+def test_handles_get_plain_ints():
+    manager = ArrayKVCacheManager(3, 1, 1)
+    (request,) = admit(manager, 2)
+    manager.allocate_for_decode(request)
+    assert {int} == {type(block) for block in request.block_table} | {type(request.seq_len)}
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(2**31, 1), (2**16, 2**15), (1, 2**31)])
+def test_a_pool_that_int32_can_not_count_is_refused(num_blocks, block_size):
+    with pytest.raises(ValueError, match=r"does not fit the int32 arrays, at most 2147483647"):
+        ArrayKVCacheManager(num_blocks, block_size, 1)
+
+
+def test_a_pool_of_a_million_blocks_is_handed_out_in_one_call():
+    manager = ArrayKVCacheManager(2**20, 1, 1)
+    (request,) = admit(manager, 2**20)
+    assert (manager.free_blocks, len(request.block_table)) == ([], 2**20)
+    manager.release_request(request)
+    assert manager.snapshot().num_free == 2**20
+
+
+# ------------------------------------------------------------------ growth, rows and the tensor
+
+
+def test_rows_and_width_grow_by_doubling_and_no_wider_than_the_pool():
+    manager = ArrayKVCacheManager(11, 1, 1)
+    shapes = []
+    for name, length in enumerate((1, 1, 1, 3, 5)):
+        manager.allocate_for_prefill(Request(name, length))
+        shapes.append(manager._tables.shape)
+    assert shapes == [(1, 1), (2, 1), (4, 1), (4, 3), (8, 6)]
+    wide = ArrayKVCacheManager(5, 1, 1)
+    (request,) = admit(wide, 3)
+    wide.allocate_for_decode(request)
+    assert wide._tables.shape == (1, 5)
+
+
+def test_growth_keeps_every_table():
+    manager = ArrayKVCacheManager(64, 1, 1)
+    requests = admit(manager, *range(1, 9))
+    for request in requests:
+        manager.allocate_for_decode(request)
+        invariants(manager)
+
+
+def test_growth_gives_the_lowest_new_row_first():
+    manager = ArrayKVCacheManager(8, 1, 1)
+    assert [manager.row_of(r) for r in admit(manager, *[1] * 5)] == [0, 1, 2, 3, 4]
+
+
+def test_out_of_blocks_does_not_grow_the_tables():
+    manager = ArrayKVCacheManager(2, 1, 1)
+    with pytest.raises(RuntimeError, match="OOM"):
+        manager.allocate_for_prefill(Request(0, 3))
+    assert manager._tables.shape == (1, 1)
+
+
+def test_a_row_is_kept_until_release_and_given_to_the_next_request():
+    manager = ArrayKVCacheManager(8, 1, 1)
+    first, second = admit(manager, 1, 1)
+    rows = manager.row_of(first), manager.row_of(second)
+    manager.release_request(first)
+    assert rows[1] == manager.row_of(second)
+    late = Request(9, 1)
+    manager.allocate_for_prefill(late)
+    assert rows == (manager.row_of(late), manager.row_of(second))
+
+
+def test_a_request_that_is_not_live_has_no_row():
+    manager = ArrayKVCacheManager(2, 1, 1)
+    (request,) = admit(manager, 1)
+    for stranger in (Request(1, 1), Request(0, 1)):
+        with pytest.raises(HoldsNothing, match=rf"row of request {stranger.request_id}, which is"):
+            manager.row_of(stranger)
+    manager.release_request(request)
+    with pytest.raises(HoldsNothing):
+        manager.row_of(request)
+
+
+def test_the_tables_are_one_int32_tensor_that_follows_without_a_copy():
+    manager = ArrayKVCacheManager(8, 1, 1)
+    first, second = admit(manager, 3, 1)
+    tables = manager.block_tables_tensor
+    assert (torch.int32, (2, 3)) == (tables.dtype, tuple(tables.shape))
+    assert tables[manager.row_of(first)].tolist() == [0, 1, 2]
+    manager.allocate_for_decode(second)
+    assert second.block_table == tables[manager.row_of(second), :2].tolist() == [3, 4]
+    assert tables.data_ptr() == manager.block_tables_tensor.data_ptr()
+
+
+def test_the_tensor_goes_stale_when_the_tables_grow():
+    manager = ArrayKVCacheManager(8, 1, 1)
+    (request,) = admit(manager, 1)
+    stale = manager.block_tables_tensor
+    manager.allocate_for_decode(request)
+    assert (tuple(stale.shape), tuple(manager.block_tables_tensor.shape)) == ((1, 1), (1, 2))
+
+
+# ------------------------------------------------------------------ snapshot
+
+
+def test_a_snapshot_shows_the_counter_and_the_ownership():
+    manager = ArrayKVCacheManager(4, 2, 1)
+    first, second = admit(manager, 1, 3)
+    manager.release_request(first)
+    assert second.block_table == [1, 2]
+    seen = manager.snapshot()
+    assert seen.num_free == 2
+    assert frozenset({Owned(1, 0, 1), Owned(1, 1, 2)}) == seen.reverse_map
+
+
+def test_a_snapshot_is_read_from_the_real_arrays():
+    manager = ArrayKVCacheManager(5, 1, 1)
+    admit(manager, 2)
+    row = 0
+    manager._tables[row, 1] = 4
+    manager._lengths[row] = 7
+    manager._owner[3] = 1
+    manager._num_free = 1
+    seen = manager.snapshot()
+    assert (
+        seen.block_tables,
+        seen.seq_lens,
+        seen.free_blocks,
+        seen.num_free,
+    ) == ({0: (0, 4)}, {0: 7}, (4,), 1)
+    # Block 1 is no longer in the table of its owner, and row 1 belongs to nobody.
+    assert frozenset({Owned(0, 0, 0), Owned(0, 2, 1), Owned("row 1", 0, 3)}) == seen.reverse_map
+
+
+def test_a_state_key_does_not_depend_on_the_names_of_rows_or_on_room():
+    manager = ArrayKVCacheManager(2, 1, 1)
+    plain = ArrayKVCacheManager(2, 1, 1)
+    big, small = Request(0, 2), Request(1, 1)
+    manager.allocate_for_prefill(big)
+    manager.release_request(big)
+    assert manager._tables.shape != plain._tables.shape
+    for one in (manager, plain):
+        one.allocate_for_prefill(small)
+        small.block_table = []
+    assert manager.state_key() == plain.state_key()
+
+
+def test_reading_is_one_gather_over_any_table():
+    manager = ArrayKVCacheManager(64, 4, 3)
+    manager.physical_kv_cache.copy_(torch.rand(64, 4, 3))
+    request = Request(0, 250)
+    request.block_table = random.Random(1).sample(range(64), 63)
+    expected = manager.physical_kv_cache[request.block_table].reshape(-1, 3)[:250]
+    assert torch.equal(expected, manager.get_physical_cache(request))
