@@ -212,18 +212,21 @@ class ArrayKVCacheManager:
             reverse_map=self._reverse_map(tables),
         )
 
-    def state_key(self) -> tuple[object, ...]:
+    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
         """All that can influence later calls, as nested tuples of ints; changes nothing.
 
-        Two managers with equal keys, and with handles in the same state, behave alike from here
-        on, up to the names of rows: no outcome depends on which row a request has, and leaving
-        that out makes the states of a small pool six times fewer. What the pool contains is not
-        in it. A subclass with state of its own adds that.
+        Request r is called `names[r]`. Two managers with equal keys, and with handles in the same
+        state, behave alike from here on, up to the names of rows: no outcome depends on which row
+        a request has, and leaving that out makes the states of a small pool six times fewer. What
+        the pool contains is not in it.
         """
-        names = {row: name for name, row in self._rows.items()}
-        owners = tuple([names.get(row, NOBODY) for row in self._owner.tolist()])
-        rows = sorted(self._rows.items())
-        live = [(name, self._lengths.item(row), tuple(self._table(row))) for name, row in rows]
+        called = {row: names[name] for name, row in self._rows.items()}
+        owners = tuple([called.get(row, NOBODY) for row in self._owner.tolist()])
+        live = [
+            (called[row], self._lengths.item(row), tuple(self._table(row)))
+            for row in self._rows.values()
+        ]
+        live.sort()
         free = tuple(self._free[: self._num_free].tolist())
         return (self.num_blocks, self.block_size, self.head_dim, free, owners, tuple(live))
 

@@ -167,10 +167,15 @@ class PagedKVManager(Protocol):
     """A paged KV-cache allocator: `(num_blocks, block_size, head_dim)`, all > 0, else ValueError.
 
     Only the three allocation calls are needed to be checked; what else is there is used.
-    Optional beside these: `declares` (a `Declarations`), `state_key()` (a hashable value that
-    equals another's only if both behave alike from here on), `clone(requests)` (a copy of the
-    manager and of those handles, in one), `slots(req)` (the (group, block, offset) of each
-    readable position) and `computed(req)` (told after the tokens were written).
+    Optional beside these, and checked before they are relied on:
+    declares: a `Declarations`.
+    state_key(names): nested tuples of ints, strings and None that equal another's only if both
+        managers behave alike from here on; `names[r]` is what request id r is to be called in it,
+        so that states that differ in names only have one key. Used only where the manager's own
+        class has it; else the whole object is looked at.
+    clone(requests): a copy of the manager and of those handles, in one: (manager, {name: handle}).
+    slots(req): the (group, block, offset) of each readable position.
+    computed(req): told after the tokens of a call were written.
     """
 
     num_blocks: int

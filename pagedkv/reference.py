@@ -151,13 +151,15 @@ class KVCacheManager:
             free_blocks=tuple(self._free),
         )
 
-    def state_key(self) -> tuple[object, ...]:
+    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
         """All that can influence later calls, as nested tuples of ints; changes nothing.
 
-        Two managers with equal keys, and with handles in the same state, behave alike from here
-        on. What the pool contains is not in it. A subclass with state of its own adds that.
+        Request r is called `names[r]`. Two managers with equal keys, and with handles in the same
+        state, behave alike from here on. What the pool contains is not in it.
         """
-        live = [(name, lease.handle.seq_len, lease.blocks) for name, lease in self._live.items()]
+        live = [
+            (names[name], lease.handle.seq_len, lease.blocks) for name, lease in self._live.items()
+        ]
         live.sort()  # The order of admission is in the dict, but no call depends on it.
         geometry = (self.num_blocks, self.block_size, self.head_dim)
         return (*geometry, tuple(self._free), tuple(live))

@@ -45,9 +45,7 @@ def command_from_json(data: object) -> Command:
     kind = COMMANDS[op]
     names = {f.name for f in fields(kind)}
     if data.keys() - {"op"} != names:
-        raise ValueError(
-            f"{op} has the fields {sorted(names)}, got {sorted(data.keys() - {'op'})}"
-        )
+        raise ValueError(f"{op} has the fields {sorted(names)}, got {sorted(data.keys() - {'op'})}")
     values = {name: data[name] for name in names}
     _check_values(kind, values)
     return kind(**values)

@@ -1,6 +1,6 @@
 """Reconstructed cache equivalence: what a table reads back is the plain dense cache.
 
-    for all live r, positions p: read(r)[p] = tag(r, p)
+for all live r, positions p: read(r)[p] = tag(r, p)
 """
 
 from __future__ import annotations

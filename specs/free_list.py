@@ -1,9 +1,9 @@
 """Free-list disjointness and conservation.
 
-    free has no duplicates and lies in usable
-    free & held = {}
-    |usable| = |free| + |held| + |cached|
-    num_free = |free|
+free has no duplicates and lies in usable
+free & held = {}
+|usable| = |free| + |held| + |cached|
+num_free = |free|
 """
 
 from __future__ import annotations

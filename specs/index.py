@@ -1,10 +1,10 @@
 """Index structures agree: whatever else the manager keeps says what the tables say.
 
-    request.block_table = snapshot.block_tables[r]
-    reverse_map = {(r, i, b) : table[r][i] = b}
-    capacity[r] = len(table[r]) * block_size, and 0 where no live request is
-    ref_count[b] = entries of all tables that name b
-    the allocation report = the arithmetic of seq_len and table
+request.block_table = snapshot.block_tables[r]
+reverse_map = {(r, i, b) : table[r][i] = b}
+capacity[r] = len(table[r]) * block_size, and 0 where no live request is
+ref_count[b] = entries of all tables that name b
+the allocation report = the arithmetic of seq_len and table
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """seq_len consistency.
 
-    seq_len[r] = tokens that the history put in
-    ceil(seq_len[r] / block_size) <= len(table[r]) <= ceil(...) + lookahead
-    a command on one request leaves every other as it was
+seq_len[r] = tokens that the history put in
+ceil(seq_len[r] / block_size) <= len(table[r]) <= ceil(...) + lookahead
+a command on one request leaves every other as it was
 """
 
 from __future__ import annotations

@@ -51,21 +51,26 @@ class Setting:
         """Tokens that fit into the usable blocks."""
         return len(self.usable) * self.geometry.block_size
 
-    def tag(self, request: int, position: int) -> int:
-        """The tag of one token: > 0, and exact in every float format for small pools.
+    @property
+    def stride(self) -> int:
+        """Tags that one request can have.
 
         A history ends at the first wrong grant, so no request outgrows the pool by more than
-        one token, or by one prefill that was granted wrongly.
+        one token.
         """
-        return 1 + request * (self.capacity + 2) + position
+        return self.capacity + 2
+
+    def tag(self, request: int, position: int) -> int:
+        """The tag of one token: > 0, and exact in every float format for small pools."""
+        return 1 + request * self.stride + position
 
     def name_tag(self, value: float) -> str:
         """Words for what a slot holds."""
         if value == POISON:
             return "nothing (a free or unwritten slot)"
-        if value != value or value < 1 or value != int(value):
+        if not value >= 1 or value != int(value):
             return f"{value} (no token's tag)"
-        request, position = divmod(int(value) - 1, self.capacity + 2)
+        request, position = divmod(int(value) - 1, self.stride)
         return f"token {position} of request {request}"
 
 

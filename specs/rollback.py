@@ -1,8 +1,8 @@
 """Rollback atomicity, and answers that are due.
 
-    not granted  =>  snapshot, handles and argument before = after, order included
-    granted      <=> demand <= available          (between low and high: either)
-    wrong use    =>  refused with a ValueError    (or silence, where declared)
+not granted  =>  snapshot, handles and argument before = after, order included
+granted      <=> demand <= available          (between low and high: either)
+wrong use    =>  refused with a ValueError    (or silence, where declared)
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ def judge_unchanged(step: Step) -> Judgement:
     """After anything but a grant, everything is as it was, the free list's order included."""
     if step.granted:
         return VACUOUS
+    before, after = step.before.seen, step.after.seen
+    if (
+        step.returned == step.given
+        and before.snapshot == after.snapshot
+        and before.handles == after.handles
+    ):
+        return HOLDS
     own, what = step.command.request, f"{step.command} ended in: {step.outcome}"
     if step.returned != step.given:
         return Broken(
@@ -32,7 +39,6 @@ def judge_unchanged(step: Step) -> Judgement:
             (),
             (own,),
         )
-    before, after = step.before.seen, step.after.seen
     if before.snapshot != after.snapshot:
         loose = step.after.setting.declared.reorders_free
         for f in fields(Snapshot):

@@ -1,7 +1,7 @@
 """Block-table uniqueness and validity.
 
-    for all r, i: table[r][i] in usable
-    for all b:    references(b) <= 1                  (no sharing is declared)
+for all r, i: table[r][i] in usable
+for all b:    references(b) <= 1                  (no sharing is declared)
 """
 
 from __future__ import annotations

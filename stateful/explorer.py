@@ -57,8 +57,15 @@ class Exploration:
         """Whether every state and transition of the scope was tried."""
         return self.stopped is None
 
+    def covers(self, length: int) -> bool:
+        """Whether every history of up to `length` commands was tried."""
+        return self.exhausted or self.depth >= length
 
-@dataclass(slots=True)
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """When a search stops before it is done; None is "never"."""
 
@@ -148,7 +155,7 @@ class _Search:
         except NotDeterministic as error:
             stopped = f"not deterministic: {error}"
         except KeyboardInterrupt:
-            stopped = "interrupted"
+            stopped = INTERRUPTED
         return Exploration(
             states=len(self._nodes),
             transitions=self._transitions,

@@ -46,7 +46,12 @@ class Lockstep:
         """A copy of each; changes nothing."""
         return type(self)(self.left.clone(trust), self.right.clone(trust))
 
+    def order(self, trust: Trust) -> tuple[int, ...]:
+        """The left one's order."""
+        return self.left.order(trust)
+
     def key(self, trust: Trust) -> bytes | None:
-        """Both keys together; None where one has none."""
-        left, right = self.left.key(trust), self.right.key(trust)
+        """Both keys together, under one naming of the requests; None where one has none."""
+        order = self.left.order(trust)
+        left, right = self.left.key(trust, order), self.right.key(trust, order)
         return None if left is None or right is None else left + right

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pagedkv.specs.model import POISON
 
@@ -12,6 +17,25 @@ if TYPE_CHECKING:
 
 Slot = tuple[int, int]
 """(block, offset)."""
+
+
+Renaming = NDArray[np.int64] | None
+"""The new tag of each tag, poison last; None leaves them as they are."""
+
+
+@lru_cache(maxsize=4096)
+def renaming(order: tuple[int, ...], stride: int) -> Renaming:
+    """How tags change if the requests in `order` are called 0, 1, 2, ...; changes nothing."""
+    if order == tuple(range(len(order))):
+        return None
+    highest = max(order)
+    tags = np.zeros(1 + (highest + 1) * stride + 1, dtype=np.int64)
+    for new, old in enumerate(order):
+        start = 1 + old * stride
+        tags[start : start + stride] = np.arange(stride) + 1 + new * stride
+    tags[-1] = POISON
+    tags.flags.writeable = False
+    return tags
 
 
 class Pool(Protocol):
@@ -26,8 +50,8 @@ class Pool(Protocol):
     def read(self, slots: Iterable[Slot]) -> tuple[float, ...]:
         """What the slots hold."""
 
-    def key(self) -> bytes | tuple[tuple[Slot, int], ...]:
-        """A value that two pools share only if they hold the same."""
+    def key(self, renaming: Renaming) -> bytes | tuple[tuple[Slot, int], ...]:
+        """A value that two pools share only if they hold the same, with the tags renamed."""
 
 
 class ShadowPool:
@@ -48,8 +72,10 @@ class ShadowPool:
     def read(self, slots: Iterable[Slot]) -> tuple[float, ...]:
         return tuple(self._tags.get(slot, POISON) for slot in slots)
 
-    def key(self) -> tuple[tuple[Slot, int], ...]:
-        return tuple(sorted(self._tags.items()))
+    def key(self, renaming: Renaming) -> tuple[tuple[Slot, int], ...]:
+        if renaming is None:
+            return tuple(sorted(self._tags.items()))
+        return tuple(sorted((slot, int(renaming[tag])) for slot, tag in self._tags.items()))
 
     def copy(self) -> ShadowPool:
         """A pool of its own with the same tags; changes nothing."""
@@ -80,17 +106,20 @@ class TensorPool:
 
     def read(self, slots: Iterable[Slot]) -> tuple[float, ...]:
         return tuple(
-            float(self._rows[block, offset].reshape(-1)[0])
-            if 0 <= block < self._blocks
-            else POISON
+            float(self._rows[block, offset].reshape(-1)[0]) if 0 <= block < self._blocks else POISON
             for block, offset in slots
         )
 
-    def key(self) -> bytes:
+    def key(self, renaming: Renaming) -> bytes:
         rows = self._rows
-        if hasattr(rows, "tobytes"):
-            return bytes(rows.tobytes())
-        return repr(rows.tolist()).encode()
+        if not isinstance(rows, np.ndarray):
+            rows = np.asarray(rows.tolist(), dtype=np.float64)
+        if renaming is not None:
+            # Poison is -1, which indexes the last entry: that is poison again. What is no tag
+            # can't be renamed and stays, so that such states are told apart by names too.
+            with suppress(IndexError):
+                rows = renaming[rows.astype(np.intp)].astype(rows.dtype)
+        return bytes(rows.tobytes())
 
 
 def _numpy_view(tensor: Tensor) -> Any:

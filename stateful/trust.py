@@ -6,7 +6,7 @@ plain replays while the search runs. What fails the check is given up, never arg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
@@ -67,15 +67,56 @@ class System(Protocol):
     def clone(self, trust: Trust) -> Self:
         """A system of its own in the same state; changes nothing."""
 
+    def order(self, trust: Trust) -> tuple[int, ...]:
+        """The requests with a handle, in an order that their names have no part in.
+
+        Names are interchangeable, so states that differ in names only are merged - where the
+        target's own `state_key` can be told the names; else the order is that of the names.
+        """
+
     def key(self, trust: Trust) -> bytes | None:
         """A digest that two systems share only if they behave alike from here on."""
 
 
-def told(step: Step) -> tuple[object, ...]:
-    """Everything that an observer sees of a step, for comparing two of them."""
+Names = Mapping[int, int]
+
+
+def _pairing(a: System, b: System, trust: Trust) -> Names:
+    """Which request of `b` stands for which of `a`: by order, then the unused names."""
+    first, second = a.order(trust), b.order(trust)
+    every = range(a.setting.requests)
+    first += tuple(r for r in every if r not in first)
+    second += tuple(r for r in every if r not in second)
+    return dict(zip(first, second, strict=True))
+
+
+def _renamed(command: Command, names: Names) -> Command:
+    return replace(command, request=names[command.request])
+
+
+def _told(step: Step, names: Names) -> tuple[object, ...]:
+    """Everything that an observer sees of a step, with its requests called by other names."""
     seen = step.after.seen
-    own = (type(step.outcome), step.returned, seen.snapshot, seen.handles)
-    return own if step.peer is None else (*own, told(step.peer))
+    snapshot = replace(
+        seen.snapshot,
+        block_tables={names[r]: table for r, table in seen.tables.items()},
+        seq_lens={names[r]: seq_len for r, seq_len in seen.snapshot.seq_lens.items()},
+        reverse_map=None
+        if seen.snapshot.reverse_map is None
+        else frozenset(
+            replace(entry, owner=_owner(entry.owner, names)) for entry in seen.snapshot.reverse_map
+        ),
+        capacities=None
+        if seen.snapshot.capacities is None
+        else {_owner(owner, names): n for owner, n in seen.snapshot.capacities.items()},
+    )
+    handles = {names[r]: tuple(handle)[1:] for r, handle in seen.handles.items()}
+    own = (type(step.outcome), tuple(step.returned)[1:], snapshot, handles)
+    return own if step.peer is None else (*own, _told(step.peer, names))
+
+
+def _owner(owner: int | str, names: Names) -> int | str:
+    return names[owner] if isinstance(owner, int) else owner
 
 
 def same_from_here(
@@ -85,13 +126,15 @@ def same_from_here(
 
     Every command that makes sense is tried on each, and one longer walk.
     """
-    first = one()
-    commands = first.candidates()
-    if commands != other().candidates():
+    a, b = one(), other()
+    names = _pairing(a, b, trust)
+    same = {r: r for r in range(a.setting.requests)}
+    commands = a.candidates()
+    if {_renamed(command, names) for command in commands} != set(b.candidates()):
         return "they allow different commands"
     for command in commands:
         a, b = one(), other()
-        if told(a.apply(command)) != told(b.apply(command)):
+        if _told(a.apply(command), names) != _told(b.apply(_renamed(command, names)), same):
             return f"they answer {command} differently"
         if a.key(trust) != b.key(trust):
             return f"they differ after {command}"
@@ -99,6 +142,9 @@ def same_from_here(
     for i in range(walk):
         commands = a.candidates()
         command = commands[(7 * i + 3) % len(commands)]
-        if told(a.apply(command)) != told(b.apply(command)):
+        twin = _renamed(command, names)
+        if not twin.enabled(b.state.model, b.setting):
+            return f"only one allows {command} after {i} more commands"
+        if _told(a.apply(command), names) != _told(b.apply(twin), same):
             return f"they answer {command} differently after {i} more commands"
     return None

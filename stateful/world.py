@@ -33,7 +33,7 @@ from pagedkv.specs.steps import (
     Unreadable,
 )
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
-from pagedkv.stateful.pool import Pool, ShadowPool, Slot, TensorPool
+from pagedkv.stateful.pool import Pool, ShadowPool, Slot, TensorPool, renaming
 from pagedkv.stateful.trust import Trust
 
 Factory = Callable[[int, int, int], PagedKVManager]
@@ -145,9 +145,7 @@ class World:
             what = f"when it was observed after the call: {error}"
             outcome, after = Raised(type(error).__name__, what), before
         self.state = after if setting.keeps_released else self._forget(after)
-        return Step(
-            self.steps, command, expected, outcome, given, returned, before, after, reused
-        )
+        return Step(self.steps, command, expected, outcome, given, returned, before, after, reused)
 
     def _call(self, command: Command, request: Request) -> Outcome:
         signals = self.setting.declared.out_of_blocks
@@ -301,29 +299,39 @@ class World:
         copy.state = State(state.setting, state.model, seen)
         return copy
 
-    def key(self, trust: Trust) -> bytes | None:
+    def order(self, trust: Trust) -> tuple[int, ...]:
+        """The requests with a handle, in an order that their names have no part in."""
+        handles = self.state.seen.handles
+        if trust.key != "own":
+            return tuple(sorted(handles))
+        return tuple(sorted(handles, key=lambda r: (handles[r][1:], r)))
+
+    def key(self, trust: Trust, order: tuple[int, ...] | None = None) -> bytes | None:
         """A 128-bit digest of the whole state, or None where it can't be taken.
 
         Manager and handles together, less what is declared meaningless; the manager's own
-        `state_key()` stands for the manager where its class has one that is trusted.
+        `state_key(names)` stands for the manager where its class has one that is trusted, and
+        then states that differ in the requests' names only have one key. order: the requests'
+        order, if it is not this world's to choose.
         """
         if trust.key == "none":
             return None
-        model = self.state.model
+        order = self.order(trust) if order is None else order
+        model, handles = self.state.model, self.state.seen.handles
         own = own_hook(self.manager, "state_key") if trust.key == "own" else None
         try:
             if own is not None:
-                inner: object = own()
+                inner: object = own({r: i for i, r in enumerate(order)})
+                tags = renaming(order, self.setting.stride)
             else:
                 inner = fingerprint(
                     (self.manager, self.handles), self.setting.declared.meaningless.keys()
                 )
+                tags = None
             whole: Any = (
-                tuple(sorted((r, len(tags)) for r, tags in model.live.items())),
-                tuple((r, tuple(handle)) for r, handle in sorted(self.state.seen.handles.items())),
-                tuple(sorted(model.released.items())),
+                [(len(model.live.get(r, ())), r in model.live, *handles[r][1:]) for r in order],
                 inner,
-                self.pool.key(),
+                self.pool.key(tags),
             )
             # Version 0 writes neither references nor interning, so equal values give equal bytes.
             return blake2b(marshal.dumps(whole, 0), digest_size=16).digest()

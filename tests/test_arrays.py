@@ -10,7 +10,7 @@ import torch
 
 from pagedkv import ArrayKVCacheManager, HoldsNothing, Owned, Request
 from pagedkv.arrays import NOBODY
-from test_managers import admit
+from test_managers import Nth, admit, key_of
 
 
 def invariants(manager):
@@ -29,6 +29,8 @@ def invariants(manager):
     assert sorted(free) == np.flatnonzero(manager._owner == NOBODY).tolist()
     free_rows = manager._free_rows[: manager._num_free_rows].tolist()
     live_rows = list(manager._rows.values())
+    arrays = (manager._lengths, manager._counts, manager._free_rows, manager._handles)
+    assert {len(array) for array in arrays} == {manager._tables.shape[0]}
     assert sorted(free_rows + live_rows) == list(range(len(manager._counts)))
     assert [manager._handles[row] for row in free_rows] == [None] * len(free_rows)
 
@@ -136,6 +138,19 @@ def test_growth_gives_the_lowest_new_row_first():
     assert [manager.row_of(r) for r in admit(manager, *[1] * 5)] == [0, 1, 2, 3, 4]
 
 
+def test_growth_that_fails_at_any_inner_call_keeps_the_equations():
+    shapes: list[tuple[int, ...]] = []
+    while not shapes or shapes[-1] == (1, 1):
+        manager = ArrayKVCacheManager(8, 1, 1)
+        admit(manager, 1)
+        request = Request(9, 3)
+        Nth(len(shapes) + 1).run(lambda: manager.allocate_for_prefill(request))  # noqa: B023
+        invariants(manager)
+        shapes.append(manager._tables.shape)
+    assert shapes[-1] == (2, 3)
+    assert len(shapes) > 10
+
+
 def test_out_of_blocks_does_not_grow_the_tables():
     manager = ArrayKVCacheManager(2, 1, 1)
     with pytest.raises(RuntimeError, match="OOM"):
@@ -216,7 +231,25 @@ def test_a_snapshot_is_read_from_the_real_arrays():
     assert frozenset({Owned(0, 0, 0), Owned(0, 2, 1), Owned("row 1", 0, 3)}) == seen.reverse_map
 
 
-def test_a_state_key_does_not_depend_on_the_names_of_rows_or_on_room():
+def test_a_state_key_does_not_depend_on_the_names_of_rows():
+    draw = random.Random(3)
+    manager = ArrayKVCacheManager(3, 1, 1)
+    rows_by_key: dict[object, set[tuple[int, ...]]] = {}
+    live: list[Request] = []
+    for _ in range(400):
+        if live and (draw.random() < 0.5 or not manager.free_blocks):
+            manager.release_request(live.pop(draw.randrange(len(live))))
+        else:
+            names = {0, 1, 2} - {request.request_id for request in live}
+            live.append(Request(min(names), draw.randint(1, len(manager.free_blocks))))
+            manager.allocate_for_prefill(live[-1])
+        rows = rows_by_key.setdefault(key_of(manager), set())
+        by_id = sorted(live, key=lambda request: request.request_id)
+        rows.add(tuple(manager.row_of(request) for request in by_id))
+    assert max(len(rows) for rows in rows_by_key.values()) > 1
+
+
+def test_a_state_key_does_not_depend_on_the_room_there_is():
     manager = ArrayKVCacheManager(2, 1, 1)
     plain = ArrayKVCacheManager(2, 1, 1)
     big, small = Request(0, 2), Request(1, 1)
@@ -226,7 +259,7 @@ def test_a_state_key_does_not_depend_on_the_names_of_rows_or_on_room():
     for one in (manager, plain):
         one.allocate_for_prefill(small)
         small.block_table = []
-    assert manager.state_key() == plain.state_key()
+    assert key_of(manager) == key_of(plain)
 
 
 def test_reading_is_one_gather_over_any_table():

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pagedkv import KVCacheManager, Request
-from test_managers import admit
+from test_managers import admit, key_of
 
 
 def test_prefill_hands_out_the_lowest_free_blocks_after_releases():
@@ -65,6 +65,16 @@ def test_a_snapshot_shows_what_was_handed_out_and_not_an_edited_table():
     (request,) = admit(manager, 2)
     request.block_table = [2]
     assert manager.snapshot().block_tables == {0: (0, 1)}
+
+
+def test_a_state_key_and_a_clone_have_a_free_list_of_their_own():
+    manager = KVCacheManager(3, 1, 1)
+    key = key_of(manager)
+    twin, _ = manager.clone({})
+    # As a faulty subclass may do: no call of the reference changes the list in place.
+    manager._free.reverse()
+    assert key_of(manager) != key
+    assert key_of(twin) == key
 
 
 @pytest.mark.parametrize("num_blocks", [1, 1000])

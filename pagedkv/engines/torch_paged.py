@@ -113,15 +113,15 @@ class TorchPagedAttention:
             },
         )
 
-    def state_key(self) -> Hashable:
-        """Everything later answers depend on; the engine never looks at the cache's contents."""
+    def state_key(self, names: Mapping[int, int]) -> Hashable:
+        """Everything later answers depend on, requests called by `names`; not the contents."""
         engine = self._engine
         indices = (engine.page_table, engine.physical_to_logical, engine.capacity)
         return (
             *(tuple(index.flatten().tolist()) for index in indices),
             tuple(engine.empty_pages),
             tuple(
-                (row, req.request_id, req.seq_len, *req.block_table)
+                (row, names[req.request_id], req.seq_len, *req.block_table)
                 for req, row in sorted(self._rows.items(), key=lambda item: item[1])
             ),
         )

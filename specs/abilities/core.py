@@ -180,10 +180,7 @@ class Misuse(Command):
             case "release-foreign":
                 return self.request in live and len(live) > 1
             case "release-free":
-                most = sum(
-                    setting.geometry.blocks_for(len(tags)) + setting.declared.lookahead
-                    for tags in live.values()
-                )
+                most = _blocks_due(model, setting) + setting.declared.lookahead * len(live)
                 return self.request in live and most < len(setting.usable)
             case _:
                 return self.request in live
@@ -211,7 +208,8 @@ class Misuse(Command):
     def _forge(self, state: State) -> list[int]:
         tables, own = state.seen.tables, self.request
         table = list(tables.get(own, ()))
-        other = next((r for r in sorted(tables) if r != own), own)
+        # The one with the lowest table, not the lowest name: names must play no part.
+        other = min((r for r in tables if r != own), key=lambda r: tables[r], default=own)
         match self.kind:
             case "release-duplicate":
                 return [*table, table[0]]
@@ -252,17 +250,28 @@ def _put(handles: Handles, name: int, request: Request) -> Undo:
 COMMANDS: tuple[type[Command], ...] = (Decode, Prefill, Release, Resume, Misuse)
 
 
+def _blocks_due(model: Model, setting: Setting) -> int:
+    return sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
+
+
+def _lengths(model: Model, setting: Setting) -> list[int]:
+    size = setting.geometry.block_size
+    fits = max(0, len(setting.usable) - _blocks_due(model, setting)) * size
+    return [*range(1, fits + 2), *([] if fits >= setting.capacity else [setting.capacity + 1])]
+
+
 def candidates(model: Model, setting: Setting) -> Iterator[Command]:
     """Every command that makes sense after this history, in canonical order; changes nothing.
 
-    Prompts go up to one token more than the pool holds, so that running out is always tried.
+    Prompts are every length that the logically free blocks hold, one token more, and one token
+    more than the whole pool holds: running out is tried by one block and by many.
     """
     live, kept = sorted(model.live), sorted(model.released)
     fresh = model.fresh_name(setting.requests)
     for r in live:
         yield Decode(r)
     if fresh is not None:
-        for tokens in range(1, setting.capacity + 2):
+        for tokens in _lengths(model, setting):
             yield Prefill(fresh, tokens)
     for r in live:
         yield Release(r)

@@ -1,0 +1,317 @@
+"""What can be checked: the built-in targets, anything as `module:attribute`, and two in lockstep.
+
+Whatever is wrong with a name, and with the code behind it, is one `BadTarget` of one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from pagedkv.declarations import Declarations
+from pagedkv.protocol import PagedKVManager
+from pagedkv.specs.model import Geometry
+from pagedkv.stateful.world import CannotDrive, World
+
+METHODS = ("allocate_for_prefill", "allocate_for_decode", "release_request")
+
+
+class BadTarget(ValueError):
+    """A target that can't be had: the message is one line, with the name and what to do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A name, and the factory `(num_blocks, block_size, head_dim) -> manager` behind it."""
+
+    name: str
+    factory: Callable[[int, int, int], PagedKVManager]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two targets driven alike, in lockstep."""
+
+    left: Target
+    right: Target
+
+    @property
+    def name(self) -> str:
+        """Both names, as `resolve` reads them."""
+        return f"{self.left.name}+{self.right.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Builtin:
+    """A target that pagedkv knows by name: where it is, and the module that it can't do without."""
+
+    name: str
+    where: str
+    statement: str
+    needs: str
+    install: str
+
+    @property
+    def installed(self) -> bool:
+        """Whether `needs` is there, looked for without importing any of it; changes nothing."""
+        path = None
+        for name in _prefixes(self.needs):
+            spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
+            if spec is None:
+                return False
+            path = spec.submodule_search_locations or ()
+        return True
+
+
+BUILTINS: tuple[Builtin, ...] = (
+    Builtin(
+        "reference",
+        "pagedkv.reference:KVCacheManager",
+        "The obviously right manager: lists and loops, the lowest free block first.",
+        "torch",
+        "pip install torch",
+    ),
+    Builtin(
+        "array",
+        "pagedkv.arrays:ArrayKVCacheManager",
+        "The fast manager: numpy arrays for tables, lengths, owners and the free stack.",
+        "torch",
+        "pip install torch",
+    ),
+    Builtin(
+        "torch",
+        "pagedkv.engines.torch_paged:TorchPagedAttention",
+        "torch's experimental PagedAttention, behind an adapter.",
+        "torch.nn.attention.experimental._paged_attention",
+        "pip install 'torch>=2.6'",
+    ),
+)
+
+
+def default_targets() -> tuple[Target | Pair, ...]:
+    """The targets of a run that names none: reference and array, each and in lockstep."""
+    reference, array = _resolve_one("reference"), _resolve_one("array")
+    return reference, array, Pair(reference, array)
+
+
+def resolve(spec: str) -> Target | Pair:
+    """The target that `spec` names: a built-in, `module:attribute`, or two joined by `+`.
+
+    Imports the module with the current folder on the path, where it stays, and makes one manager
+    to see whether it can be driven. Raises BadTarget.
+    """
+    if spec.startswith("exec:"):
+        _bad(spec, "programs behind exec: can't be checked; give a Python module:attribute")
+    if "+" not in spec:
+        return _resolve_one(spec)
+    names = spec.split("+")
+    if len(names) != 2 or not all(names):
+        _bad(spec, "a pair in lockstep is exactly two targets, like reference+array")
+    return Pair(_resolve_one(names[0]), _resolve_one(names[1]))
+
+
+def verified(name: str, factory: Any) -> Target:
+    """The target, once its factory has made a manager that can be driven. Raises BadTarget."""
+    if not callable(factory):
+        what = f"is of type {type(factory).__name__}, not a callable"
+        if all(callable(getattr(factory, method, None)) for method in METHODS):
+            what = f"is a manager already; give its class, {type(factory).__name__}, or a function"
+        _bad(name, f"{what}; {_A_TARGET}")
+    _check_signature(name, factory)
+    try:
+        _probe(factory)
+    except KeyboardInterrupt:
+        raise
+    except CannotDrive as error:
+        cause = error.__cause__ or error
+        about_size = isinstance(error.__cause__, ValueError)
+        hint = "; declares says which sizes a target can have" if about_size else ""
+        _bad(name, f"{_one_line(error)}{_at(cause)}{hint}", error)
+    except BaseException as error:  # noqa: BLE001 - a factory may also leave by SystemExit
+        _bad(name, f"making one ended in {_told(error)}{_at(error)}", error)
+    return Target(name, factory)
+
+
+_A_TARGET = "a target is a callable (num_blocks, block_size, head_dim) -> manager"
+
+
+def _resolve_one(spec: str) -> Target:
+    builtin = next((builtin for builtin in BUILTINS if builtin.name == spec), None)
+    if builtin is not None:
+        return _resolve_builtin(builtin)
+    module_name, colon, attribute = spec.partition(":")
+    if not colon:
+        near = _near(spec, [builtin.name for builtin in BUILTINS])
+        known = ", ".join(builtin.name for builtin in BUILTINS)
+        hint = near or f"; built in are {known}"
+        own = f"{spec}:MyManager" if Path(f"{spec}.py").is_file() else "module:attribute"
+        _bad(spec, f"no such target; your own allocator is {own}{hint}")
+    if not module_name or module_name.endswith(".py") or {"/", "\\"} & set(module_name):
+        name = Path(module_name).stem or "mymodule"
+        _bad(spec, f"name the module as an import does, like {name}:{attribute or 'MyManager'}")
+    module = _import(spec, module_name)
+    return verified(spec, _attribute(spec, module, attribute))
+
+
+def _resolve_builtin(builtin: Builtin) -> Target:
+    if not builtin.installed:
+        _bad(
+            builtin.name,
+            f"needs {builtin.needs}, which is not installed; install it with: {builtin.install}",
+        )
+    module_name, _, attribute = builtin.where.partition(":")
+    try:
+        value = _attribute(builtin.name, _import(builtin.name, module_name), attribute)
+        return verified(builtin.name, value)
+    except BadTarget as error:
+        raise BadTarget(f"{error}; install it with: {builtin.install}") from error
+
+
+def _import(spec: str, name: str) -> ModuleType:
+    """Import the user's module. Puts the current folder on the path, as `python -m` does."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()  # the module may have been written a moment ago
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name in _prefixes(name) and not _user_frames(error):
+            near = _near(name, [path.stem for path in Path.cwd().glob("*.py")])
+            what = f"no module {error.name}, neither in {here} nor installed{near}"
+            _bad(spec, what, error)
+        what = f"importing {name} failed{_at(error)}: {_one_line(error)}; install it, or mend that"
+        _bad(spec, what, error)
+    except BaseException as error:  # noqa: BLE001 - a module may also leave by SystemExit
+        how = "ended the program" if isinstance(error, SystemExit) else "failed"
+        what = f"importing {name} {how}{_at(error)}: {_told(error)}"
+        _bad(spec, what, error)
+
+
+def _attribute(spec: str, module: ModuleType, path: str) -> Any:
+    value: Any = module
+    owner = f"module {module.__name__}"
+    for name in path.split("."):
+        try:
+            value = getattr(value, name)
+        except AttributeError as error:
+            near = _near(name, dir(value)) or _managers_in(value)
+            what = f"{owner} has no attribute {name}" if name else "names no attribute"
+            _bad(spec, f"{what}{near}", error)
+        except Exception as error:  # noqa: BLE001 - a module's own __getattr__ may
+            what = f"reading {name} of {owner} failed{_at(error)}: {_told(error)}"
+            _bad(spec, what, error)
+        owner = name
+    return value
+
+
+def _managers_in(value: object) -> str:
+    """A hint at the managers that a module has."""
+    names = [
+        name
+        for name, held in vars(value).items()
+        if isinstance(held, type) and all(hasattr(held, method) for method in METHODS)
+    ]
+    return f"; it has {' and '.join(names)}" if names else ""
+
+
+def _check_signature(name: str, factory: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some callables written in C have none; then the call tells
+        return
+    try:
+        signature.bind(1, 1, 1)
+    except TypeError as error:
+        what = f"takes {signature}, which (num_blocks, block_size, head_dim) does not fit: {error}"
+        _bad(name, f"{what}; {_A_TARGET}", error)
+
+
+def _probe(factory: Callable[[int, int, int], PagedKVManager]) -> None:
+    """Make one manager of the smallest pool that is declared, or else of a common size.
+
+    Raises CannotDrive, with what the smallest said.
+    """
+    declared = getattr(factory, "declares", None)
+    sizes = declared.block_sizes if isinstance(declared, Declarations) else None
+    refused: CannotDrive | None = None
+    for geometry in (Geometry(1, min(sizes or (1,))), Geometry(4, 16), Geometry(4, 256)):
+        try:
+            World(factory, geometry)
+        except CannotDrive as error:
+            refused = refused or error
+        else:
+            return
+    assert refused is not None
+    raise refused
+
+
+def _bad(spec: str, what: str, cause: BaseException | None = None) -> NoReturn:
+    raise BadTarget(f"target {spec!r}: {what}") from cause
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    matches = get_close_matches(word, list(known), n=3)
+    return f"; did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def _prefixes(name: str) -> list[str]:
+    """`a`, `a.b` and `a.b.c` for `a.b.c`."""
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _one_line(error: BaseException) -> str:
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - even the message is the target's code
+        text = "(its message can't be shown)"
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def _told(error: BaseException) -> str:
+    text = _one_line(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+_LIBRARIES = (
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("platstdlib"),
+    str(Path(__file__).parent),
+    "<",
+)
+
+
+def _user_frames(error: BaseException) -> list[tuple[str, int | None]]:
+    """File and line of each frame that is neither Python's, nor installed, nor ours."""
+    return [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_LIBRARIES)
+        and not {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
+    ]
+
+
+def _at(error: BaseException) -> str:
+    """Where it happened, as " at file:line" of the innermost frame of the user's; or nothing."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        file, line = error.filename, error.lineno
+    elif frames := _user_frames(error):
+        file, line = frames[-1][0], frames[-1][1] or 0
+    else:
+        return ""
+    path = Path(file)
+    return f" at {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"

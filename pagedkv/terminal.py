@@ -1,0 +1,311 @@
+"""What a person sees: progress while targets are checked, then the report.
+
+Nothing is read as markup, and nothing is cut: what a target says is shown as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.text import Text
+
+from pagedkv.specs.catalogue import PROPERTIES
+from pagedkv.specs.properties import Sometimes
+from pagedkv.stateful.report import PropertyResult, Report, TargetReport, Verdict
+from pagedkv.stateful.reproducer import pytest_function
+from pagedkv.stateful.text import counterexample_text, plain
+
+if TYPE_CHECKING:
+    from pagedkv.stateful.processes import Update
+    from pagedkv.targets import Builtin
+
+PLAIN_SECONDS = 10.0
+"""How often a target's progress is a line where there is no terminal."""
+
+Listener = Callable[["Update | TargetReport"], None]
+
+_STYLES: dict[Verdict, str] = {
+    "passed": "green",
+    "violated": "bold red",
+    "unknown": "yellow",
+    "not_applicable": "dim",
+}
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        give_up(self.file)
+
+
+def give_up(stream: IO[str]) -> None:
+    """Send the rest nowhere: a reader that has gone, as in `| head`, does not change a verdict."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def console_on(stream: IO[str]) -> Console:
+    """A console that shows text literally, with colours only on a terminal without NO_COLOR."""
+    return _Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+# ---------------------------------------------------------------- progress
+
+
+@contextmanager
+def progress(
+    stream: IO[str],
+    names: Sequence[str],
+    budget: float,
+    done: MutableMapping[str, TargetReport],
+) -> Iterator[Listener]:
+    """What to tell of the campaigns: bars on a terminal, lines elsewhere and in CI.
+
+    Puts each report into `done` as it comes.
+    """
+    console = console_on(stream)
+    live = console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
+    with _bars(console, names, budget) if live else _lines(console, budget) as tell:
+
+        def listen(event: Update | TargetReport) -> None:
+            if isinstance(event, TargetReport):
+                done[event.target] = event
+            tell(event)
+
+        yield listen
+
+
+@contextmanager
+def _lines(console: Console, budget: float) -> Iterator[Listener]:
+    """One line when a target starts, one now and then, one when it ends."""
+    last: dict[str, float] = {}
+    pace = _Pace(budget)
+
+    def tell(event: Update | TargetReport) -> None:
+        if isinstance(event, TargetReport):
+            console.print(f"{event.target}: {_outcome(event)}")
+        elif event.target not in last:
+            last[event.target] = monotonic()
+            pace.words(event)
+            console.print(f"{event.target}: started, at most {budget:.0f} s")
+        elif monotonic() - last[event.target] >= PLAIN_SECONDS:
+            last[event.target] = monotonic()
+            console.print(f"{event.target}: {pace.words(event)}")
+
+    yield tell
+
+
+@contextmanager
+def _bars(console: Console, names: Sequence[str], budget: float) -> Iterator[Listener]:
+    """One bar a target, filled as its budget is spent; gone when all is done."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=16),
+        TextColumn("{task.fields[what]}", markup=False),
+    )
+    pace = _Pace(budget)
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {
+            name: bars.add_task(name, total=budget, what="waiting") for name in names
+        }
+
+        def tell(event: Update | TargetReport) -> None:
+            task = tasks[event.target]
+            if isinstance(event, TargetReport):
+                bars.update(task, completed=budget, what=_outcome(event))
+            else:
+                bars.update(task, completed=event.elapsed, what=pace.words(event))
+
+        yield tell
+
+
+class _Pace:
+    """Words for how far campaigns are; the rate is that of the phase, since its first event."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self._seen: dict[str, tuple[Update, Update]] = {}  # the phase's first event, and the last
+
+    def words(self, event: Update) -> str:
+        at = event.progress
+        left = max(0.0, self._budget - event.elapsed)
+        return (
+            f"{event.phase}, {_count(at.states, 'state')}, "
+            f"{_count(at.transitions, 'transition')}, depth {at.depth}{self._rate(event)}, "
+            f"{left:.0f} s left"
+        )
+
+    def _rate(self, event: Update) -> str:
+        first, last = self._seen.get(event.target, (event, event))
+        done = event.progress.transitions
+        if event.phase != first.phase or done < last.progress.transitions:
+            first = event  # another phase, or a search that began again
+        self._seen[event.target] = (first, event)
+        seconds = event.elapsed - first.elapsed
+        return f", {(done - first.progress.transitions) / seconds:,.0f}/s" if seconds > 0 else ""
+
+
+def _outcome(target: TargetReport) -> str:
+    return f"{_words(target.verdict)} in {target.seconds:.1f} s"
+
+
+# ---------------------------------------------------------------- the report
+
+
+def show_report(console: Console, report: Report, profile: str = "quick") -> None:
+    """Each target with its table and counterexamples, then one line a target and what to do."""
+    for target in report.targets:
+        show_target(console, target)
+    _show_summary(console, report)
+    for hint in hints(report, profile):
+        console.print(f"Next: {hint}")
+
+
+def show_target(console: Console, target: TargetReport) -> None:
+    """One target: headline, table, goals, counterexamples."""
+    console.print(_headline(target))
+    if target.reason:
+        console.print(f"  {plain(target.reason)}")
+    if target.coverage.scope:
+        console.print(f"  searched: {target.coverage.scope}")
+    for doubt in target.coverage.doubts:
+        console.print(f"  not relied on: {plain(doubt)}")
+    console.print()
+    _show_properties(console, target)
+    for example in target.counterexamples:
+        console.print(Text(counterexample_text(example)))
+        console.print("\nAs a test:\n")
+        console.print(Text(pytest_function(example, target.target)))
+
+
+def _headline(target: TargetReport) -> Text:
+    unexpected = sum(not example.expected for example in target.counterexamples)
+    expected = len(target.counterexamples) - unexpected
+    counts = [_count(unexpected, "violation")] if unexpected else []
+    counts += [_count(expected, "expected failure")] if expected else []
+    coverage = target.coverage
+    facts = [
+        _count(coverage.states, "state"),
+        _count(coverage.transitions, "transition"),
+        "exhausted" if coverage.exhausted else f"stopped ({plain(coverage.stopped or 'early')})",
+    ]
+    if coverage.random_steps:
+        facts.append(_count(coverage.random_steps, "random step"))
+    verdict = _words(target.verdict).upper() + (f" ({', '.join(counts)})" if counts else "")
+    return Text.assemble(
+        f"{target.target}: ",
+        (verdict, _STYLES[target.verdict]),
+        f", {', '.join(facts)}, {target.seconds:.1f} s",
+    )
+
+
+def _show_properties(console: Console, target: TargetReport) -> None:
+    """The table of properties, then the goals: those reached in one line, each other in its own.
+
+    A reason that many share is told once.
+    """
+    results = target.properties
+    shared = {r for r, times in Counter(r.reason for r in results if r.reason).items() if times > 2}
+    goals = [result for result in results if _is_goal(result)]
+    judged = [result for result in results if not _is_goal(result)]
+    if judged:
+        rows = [
+            ("property", "verdict", "evaluations", ""),
+            *(_row(result, shared) for result in judged),
+        ]
+        _show_table(console, rows, [None, *(result.verdict for result in judged)])
+        for reason in sorted(shared - {target.reason}):
+            verdict = next(r.verdict for r in results if r.reason == reason)
+            console.print(f"  each {_words(verdict)} above: {plain(reason)}")
+    reached = [goal.id for goal in goals if goal.verdict == "passed"]
+    if goals:
+        console.print(f"  goals reached ({len(reached)} of {len(goals)}): {', '.join(reached)}")
+    missed = [goal for goal in goals if goal.verdict != "passed"]
+    if missed:
+        rows = [(goal.id, _words(goal.verdict), "", plain(goal.reason or "")) for goal in missed]
+        _show_table(console, rows, [goal.verdict for goal in missed])
+    if results:
+        console.print()
+
+
+def _is_goal(result: PropertyResult) -> bool:
+    known = PROPERTIES.get(result.id)
+    return known is not None and isinstance(known.expectation, Sometimes)
+
+
+def _row(result: PropertyResult, shared: Collection[str]) -> tuple[str, str, str, str]:
+    reason = "" if result.reason in shared else plain(result.reason or "")
+    return (result.id, _words(result.verdict), f"{result.evaluations:,}", reason)
+
+
+def _show_table(
+    console: Console, rows: Sequence[tuple[str, str, str, str]], verdicts: Sequence[Verdict | None]
+) -> None:
+    """Columns as wide as their widest cell, the third to the right; nothing is cut or folded."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for (name, verdict, count, reason), of in zip(rows, verdicts, strict=True):
+        cells = [name.ljust(widths[0]), verdict.ljust(widths[1]), count.rjust(widths[2]), reason]
+        line = Text("  " + "  ".join(cells if widths[2] else [cells[0], cells[1], reason]))
+        if of is None:
+            line.stylize("bold")
+        else:
+            start = 2 + widths[0] + 2
+            line.stylize(_STYLES[of], start, start + len(verdict))
+        line.rstrip()
+        console.print(line)
+
+
+def _show_summary(console: Console, report: Report) -> None:
+    width = max((len(target.target) for target in report.targets), default=0)
+    for target in report.targets:
+        broken = [e.property + (" (expected)" * e.expected) for e in target.counterexamples]
+        why = ", ".join(broken) or plain(target.reason or "")
+        console.print(
+            Text.assemble(
+                f"{target.target.ljust(width)}  ",
+                (_words(target.verdict), _STYLES[target.verdict]),
+                f": {why}" if why else "",
+            )
+        )
+
+
+def hints(report: Report, profile: str) -> list[str]:
+    """What to do next, for each kind of outcome that there was; changes nothing."""
+    verdicts = {target.verdict for target in report.targets}
+    found = []
+    if any(not e.expected for target in report.targets for e in target.counterexamples):
+        found.append(
+            "put the test above into your suite, it fails until the fault is gone; "
+            "a fault to live with goes into --expected-failures, as `property-id: reason`"
+        )
+    if any(t.verdict == "unknown" and t.coverage.states for t in report.targets):
+        found.append("for more than unknown, give it time: --budget SECONDS, or --profile nightly")
+    if verdicts == {"passed"} and profile == "quick":
+        found.append("--profile ci searches deeper, --profile nightly for ten minutes")
+    return found
+
+
+def show_builtins(console: Console, builtins: Iterable[Builtin]) -> None:
+    """The built-in targets, one a line, and for one that can't run here what it takes."""
+    rows = [
+        (b.name, "can run" if b.installed else f"lacks {b.needs}: {b.install}", b.statement)
+        for b in builtins
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, state, statement in rows:
+        console.print(f"{name.ljust(widths[0])}  {state.ljust(widths[1])}  {statement}")
+
+
+def _words(verdict: Verdict) -> str:
+    return verdict.replace("_", " ")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,310 @@
+"""One target, checked: the exhaustive scopes, then random histories, then the verdicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from types import MappingProxyType
+
+from pagedkv.specs.catalogue import PROPERTIES, offered
+from pagedkv.specs.commands import Command
+from pagedkv.specs.judge import Judge
+from pagedkv.specs.model import Geometry
+from pagedkv.specs.properties import Property, Violation
+from pagedkv.stateful.explorer import (
+    INTERRUPTED,
+    Exploration,
+    Found,
+    Limits,
+    Progress,
+    explore,
+)
+from pagedkv.stateful.lockstep import Lockstep
+from pagedkv.stateful.minimise import Minimiser
+from pagedkv.stateful.profiles import FIXED, Profile, Scope, fixed_scope
+from pagedkv.stateful.replay import replay
+from pagedkv.stateful.report import (
+    Counterexample,
+    Coverage,
+    OneMinimal,
+    Proof,
+    Shortest,
+    TargetReport,
+)
+from pagedkv.stateful.trust import System
+from pagedkv.stateful.verdict import Evidence, judge_target
+from pagedkv.stateful.world import CannotDrive, Factory, World
+
+Listener = Callable[[str, Progress], None]
+"""Told the phase and how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked: one factory, or two in lockstep."""
+
+    name: str
+    factories: tuple[Factory, ...]
+
+    def world(self, scope: Scope, geometry: Geometry) -> System:
+        """A fresh system for one geometry of a scope. Raises CannotDrive."""
+        worlds = [
+            World(factory, geometry, requests=scope.requests, keeps_released=scope.keeps_released)
+            for factory in self.factories
+        ]
+        return worlds[0] if len(worlds) == 1 else Lockstep(*worlds)
+
+    def probe(self) -> System:
+        """A fresh system of the smallest geometry that the target can have.
+
+        Raises CannotDrive, with what the smallest said, if it can have none that is tried.
+        """
+        refused: CannotDrive | None = None
+        for geometry in (*FIXED, Geometry(4, 16), Geometry(4, 256)):
+            try:
+                return self.world(Scope("probe", (geometry,), 1), geometry)
+            except CannotDrive as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a subject is checked.
+
+    properties: ids to judge; empty is all. expected: known failures, property id -> reason.
+    """
+
+    profile: Profile
+    seconds: float
+    seed: int | None = None
+    properties: tuple[str, ...] = ()
+    expected: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def chosen(self) -> tuple[Property, ...]:
+        """The properties to judge."""
+        return tuple(
+            p for p in PROPERTIES.values() if not self.properties or p.id in self.properties
+        )
+
+
+def run_campaign(
+    subject: Subject, plan: Plan, on_progress: Listener = lambda _phase, _progress: None
+) -> TargetReport:
+    """Check one subject; changes nothing but the targets it makes."""
+    start = monotonic()
+    try:
+        return _Campaign(subject, plan, on_progress, start).run()
+    except CannotDrive as error:
+        coverage = Coverage(0, 0, 0, exhausted=False, stopped=str(error))
+        return TargetReport(
+            subject.name, "unknown", str(error), (), (), coverage, monotonic() - start
+        )
+
+
+class _Campaign:
+    """The steps of one campaign; `_evaluations` counts over all of them."""
+
+    def __init__(self, subject: Subject, plan: Plan, listener: Listener, start: float) -> None:
+        self._subject, self._plan, self._listener, self._start = subject, plan, listener, start
+        fresh = subject.probe()
+        self._declared = fresh.setting.declared
+        pair = len(subject.factories) > 1
+        self._offered = offered(fresh.state, peer=pair)
+        self._scopes = plan.profile.scopes(self._declared, pair=pair)
+        if not all(scope.geometries for scope in self._scopes):
+            raise CannotDrive("the target declares that it can have none of the scope's pools")
+        self._evaluations: Counter[str] = Counter()
+
+    def run(self) -> TargetReport:
+        plan = self._plan
+        # Proofs are over the main scope: it may have most of the time.
+        explored = [
+            self._explore(scope, Limits(seconds=self._left(share)))
+            for scope, share in zip(self._scopes, (0.7, 0.8), strict=True)
+        ]
+        found = _shortest(explored)
+        examples = [self._proven(found[name], explored) for name in sorted(found)]
+        randomly = _Random()
+        if all(PROPERTIES[name].redundant for name in found) and not _interrupted(explored):
+            randomly = self._random(found, explored)
+        examples += randomly.examples
+        evidence = Evidence(
+            properties=plan.chosen(),
+            offered=self._offered,
+            declared=self._declared,
+            evaluations=self._evaluations,
+            broken={example.property for example in examples},
+            exhausted=all(exploration.exhausted for exploration in explored),
+            unfinished=_unfinished(explored, plan.profile.depth) or randomly.trouble,
+            expected=plan.expected,
+        )
+        verdict, reason, results = judge_target(evidence)
+        return TargetReport(
+            target=self._subject.name,
+            verdict=verdict,
+            reason=reason,
+            properties=results,
+            counterexamples=tuple(examples),
+            coverage=self._coverage(explored, randomly.steps),
+            seconds=monotonic() - self._start,
+        )
+
+    def _left(self, share: float = 1.0) -> float:
+        return max(0.1, self._start + share * self._plan.seconds - monotonic())
+
+    def _judge(self) -> Judge:
+        return Judge(self._plan.chosen(), self._offered)
+
+    def _explore(self, scope: Scope, limits: Limits) -> Exploration:
+        exploration, judge = explore(
+            lambda geometry: self._subject.world(scope, geometry),
+            scope.geometries,
+            self._judge,
+            limits,
+            lambda progress: self._listener(scope.name, progress),
+        )
+        self._evaluations.update(judge.evaluations)
+        return exploration
+
+    def _proven(self, found: Found, explored: list[Exploration]) -> Counterexample:
+        """The counterexample of one property, over the fixed scope where that can be searched."""
+        scope = self._scopes[0]
+        if scope.name != "fixed":
+            name = found.violation.property.id
+            limits = Limits(self._left(0.9), depth=len(found.commands), enough={name})
+            fixed = self._explore(fixed_scope(self._declared), limits)
+            found = min((found, fixed.found.get(name, found)), key=_order)
+            explored = [fixed, *explored[1:]]
+        states = sum(exploration.states for exploration in explored)
+        short = [e for e in explored if not e.covers(len(found.commands) - 1)]
+        proof: Proof = Shortest(states)
+        if short:
+            proof = OneMinimal(f"the search of the fixed scope ended: {short[0].stopped}")
+        return self._counterexample(found.geometry, found.commands, found.violation, proof)
+
+    def _random(self, found: Mapping[str, Found], explored: list[Exploration]) -> _Random:
+        """Random histories of larger pools than can be exhausted."""
+        from pagedkv.stateful.machine import search, settings_for  # Hypothesis, only when used
+
+        judge = self._judge()
+        scope = Scope("random", (), 4, keeps_released=True)
+        result = search(
+            lambda geometry: self._subject.world(scope, geometry),
+            judge=judge,
+            settings=settings_for(self._plan.profile.name),
+            seed=self._plan.seed,
+            seconds=self._left(),
+            look_past=found.keys(),
+        )
+        self._evaluations.update(judge.evaluations)
+        examples = []
+        if result.falsified is not None:
+            minimiser = Minimiser(
+                lambda geometry: self._subject.world(scope, geometry),
+                self._judge,
+                result.falsified.violations[0].property.id,
+                found.keys(),
+            )
+            case = minimiser.one_minimal(result.falsified.geometry, result.falsified.commands)
+            if case is None:
+                return _Random(
+                    result.steps,
+                    "not deterministic: a random history broke "
+                    f"{minimiser.property} once and not again",
+                )
+            examples.append(
+                self._counterexample(
+                    case.geometry, case.commands, case.violation, OneMinimal(_unseen(explored))
+                )
+            )
+        return _Random(result.steps, result.nondeterministic, tuple(examples))
+
+    def _counterexample(
+        self, geometry: Geometry, commands: tuple[Command, ...], violation: Violation, proof: Proof
+    ) -> Counterexample:
+        prop = violation.property
+        scope = Scope("replay", (geometry,), 4, keeps_released=True)
+        ran = replay(
+            lambda: self._subject.world(scope, geometry),
+            commands,
+            self._judge(),
+            frames=True,
+            look_past=[p.id for p in self._plan.chosen() if p.redundant and p.id != prop.id],
+        )
+        return Counterexample(
+            property=prop.id,
+            statement=prop.statement,
+            equation=prop.equation,
+            message=violation.broken.message,
+            geometry=geometry,
+            commands=commands,
+            proof=proof,
+            frames=ran.frames,
+            blocks=violation.broken.blocks,
+            requests=violation.broken.requests,
+            expected=prop.id in self._plan.expected,
+        )
+
+    def _coverage(self, explored: list[Exploration], random_steps: int) -> Coverage:
+        stopped = [
+            f"{scope.name}: {exploration.stopped}"
+            for scope, exploration in zip(self._scopes, explored, strict=True)
+            if exploration.stopped is not None
+        ]
+        return Coverage(
+            states=sum(exploration.states for exploration in explored),
+            transitions=sum(exploration.transitions for exploration in explored),
+            depth=explored[0].depth,
+            exhausted=not stopped,
+            scope="; ".join(map(str, self._scopes)),
+            stopped="; ".join(stopped) or None,
+            random_steps=random_steps,
+            doubts=tuple(doubt for exploration in explored for doubt in exploration.doubts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Random:
+    """What random histories brought; `trouble` is why they can't be relied on."""
+
+    steps: int = 0
+    trouble: str | None = None
+    examples: tuple[Counterexample, ...] = ()
+
+
+def _order(found: Found) -> tuple[int, Geometry]:
+    return (len(found.commands), found.geometry)
+
+
+def _shortest(explored: list[Exploration]) -> dict[str, Found]:
+    """Per property, the smallest of what the searches found; the earlier search wins a tie."""
+    best: dict[str, Found] = {}
+    for exploration in explored:
+        for name, found in exploration.found.items():
+            if name not in best or _order(found) < _order(best[name]):
+                best[name] = found
+    return best
+
+
+def _interrupted(explored: list[Exploration]) -> bool:
+    return any(exploration.stopped == INTERRUPTED for exploration in explored)
+
+
+def _unfinished(explored: list[Exploration], depth: int) -> str | None:
+    """Why not every history of up to `depth` commands was tried; None if all were."""
+    for exploration in explored:
+        if exploration.stopped == INTERRUPTED or not exploration.covers(depth):
+            return f"stopped at depth {exploration.depth}: {exploration.stopped}"
+    return None
+
+
+def _unseen(explored: list[Exploration]) -> str:
+    for exploration in explored:
+        if not exploration.exhausted:
+            return f"the search of the small scope ended: {exploration.stopped}"
+    states = sum(exploration.states for exploration in explored)
+    return f"the fault does not show in the small scope, all {states} states of it"

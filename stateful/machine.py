@@ -1,0 +1,394 @@
+"""The Hypothesis machine: random histories of any target, one rule for each command class.
+
+The rules are made from the catalogue, so that a new ability changes nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from time import monotonic
+from typing import Any, ClassVar
+
+import hypothesis
+from hypothesis.errors import Flaky
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from hypothesis.strategies import SearchStrategy, just, none, runner, sampled_from
+
+from pagedkv.declarations import Declarations
+from pagedkv.specs.catalogue import COMMANDS, PROPERTIES, offered
+from pagedkv.specs.commands import Command
+from pagedkv.specs.judge import Judge
+from pagedkv.specs.model import Geometry
+from pagedkv.specs.properties import Property, Violation
+from pagedkv.specs.steps import Expected, Grant, Refuse, State
+from pagedkv.stateful.settings import for_search, no_constants_of_others, settings_for
+from pagedkv.stateful.trust import System
+from pagedkv.stateful.world import CannotDrive
+
+__all__ = [
+    "Falsified",
+    "SearchResult",
+    "boundary_first",
+    "machine_for",
+    "search",
+    "settings_for",
+    "tiny",
+]
+
+Make = Callable[[Geometry], System]
+Offers = dict[str, list[Command]]
+
+
+class Falsified(AssertionError):
+    """A history whose last command (none: the fresh state) breaks the properties it names."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        commands: tuple[Command, ...],
+        violations: tuple[Violation, ...],
+    ) -> None:
+        super().__init__(geometry, commands, violations)
+        self.geometry = geometry
+        self.commands = commands
+        self.violations = violations
+
+    def __str__(self) -> str:
+        lines = [str(violation) for violation in self.violations]
+        lines.append(f"in a fresh pool of {self.geometry}, head_dim {self.geometry.head_dim}:")
+        width = len(str(len(self.commands)))
+        lines += [f"  {n:{width}}. {command}" for n, command in enumerate(self.commands, 1)]
+        return "\n".join(lines if self.commands else [*lines, "  no command at all"])
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+def tiny(declared: Declarations) -> tuple[Geometry, ...]:
+    """Pools of 1 to 8 blocks and blocks of 1 to 4 tokens that the target can have, smallest first.
+
+    Its two smallest block sizes where it can have none of these.
+    """
+    sizes: Sequence[int] = [s for s in (1, 2, 3, 4) if declared.supports(1, s)]
+    if not sizes:
+        sizes = sorted(declared.block_sizes or ())[:2]
+    return tuple(
+        Geometry(blocks, size, head_dim)
+        for blocks in range(1, 9)
+        for size in sizes
+        for head_dim in (1, 2)
+        if declared.supports(blocks, size)
+    )
+
+
+def _drivable(make: Make) -> tuple[Geometry, ...]:
+    """The tiny geometries of a target, asked of the first one that can be made."""
+    refused: CannotDrive | None = None
+    for geometry in (*tiny(Declarations()), Geometry(4, 16), Geometry(4, 256)):
+        try:
+            declared = make(geometry).setting.declared
+        except CannotDrive as error:
+            refused = refused or error
+            continue
+        if found := tiny(declared):
+            return found
+        refused = refused or CannotDrive(f"the target declares that it can't have {geometry}")
+    assert refused is not None
+    raise refused
+
+
+def boundary_first(commands: Sequence[Command], state: State) -> list[Command]:
+    """The commands of one class in the order to draw them from: edges first, and more than once.
+
+    Of the sizes for one request, in canonical order, the first, the last, and any two neighbours
+    for which different numbers of blocks are due are *block edges*; neighbours of which the blocks
+    for only one are there are *pool edges*. Pool edges come first and stand three times, block
+    edges twice. Changes nothing.
+    """
+    if len(commands) == 1:
+        return list(commands)
+    dues = [command.expect(state.model, state.setting) for command in commands]
+    pool, blocks = set[int](), set[int]()
+    for _, group in groupby(range(len(commands)), key=lambda i: commands[i].request):
+        sizes = [i for i in group if isinstance(dues[i], Grant)]
+        if len(sizes) > 1:
+            blocks |= {sizes[0], sizes[-1]}
+        for i, j in pairwise(sizes):
+            if dues[i] != dues[j]:
+                blocks |= {i, j}
+            if _fits(dues[i], state) != _fits(dues[j], state):
+                pool |= {i, j}
+    edges = [*sorted(pool), *sorted(blocks - pool)]
+    rest = [i for i in range(len(commands)) if i not in blocks]
+    return [commands[i] for i in (*edges, *rest, *edges, *sorted(pool))]
+
+
+def _fits(due: Expected, state: State) -> bool:
+    return isinstance(due, Grant) and due.high <= state.available
+
+
+# ---------------------------------------------------------------- the machine
+
+
+class _Spent(BaseException):
+    """The time is up. No Exception: Hypothesis takes those for failures of the target."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What all examples of one machine share. `history` is that of the latest example."""
+
+    make: Make
+    judge: Judge | None
+    properties: tuple[Property, ...]
+    look_past: frozenset[str]
+    geometries: tuple[Geometry, ...] = ()
+    deadline: float | None = None
+    examples: int = 0
+    steps: int = 0
+    history: list[Command] = field(default_factory=list)
+    falsified: Falsified | None = None
+
+    def possible(self) -> tuple[Geometry, ...]:
+        """The geometries to draw from. Raises CannotDrive if the target can have none."""
+        if not self.geometries:
+            self.geometries = _drivable(self.make)
+        return self.geometries
+
+    def judge_of(self, state: State) -> Judge:
+        """The one judge. Without a peer, what compares with it has nothing to judge."""
+        if self.judge is None:
+            self.judge = Judge(self.properties, offered(state, peer=True))
+        return self.judge
+
+    def watch(self) -> None:
+        """Raise _Spent once the time is up, unless a failure is being run again."""
+        if self.deadline is not None and self.falsified is None and monotonic() > self.deadline:
+            raise _Spent
+
+
+class _Driver(RuleBasedStateMachine):
+    """What the rules call.
+
+    Invariant: `_candidates` are those of the world's model, by op; `offers` are the same, without
+    wrong use right after wrong use. That has changed nothing, and half of all steps would be it.
+    """
+
+    run: ClassVar[_Run]
+    world: System
+    geometry: Geometry
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commands: list[Command] = []
+        self.offers: Offers = {}
+        self._candidates: Offers = {}
+
+    def begin(self, geometry: Geometry) -> None:
+        """Make a fresh world, and judge it."""
+        run = self.run
+        run.watch()
+        run.examples += 1
+        run.history = self.commands
+        self.geometry = geometry
+        self.world = run.make(geometry)
+        self._fail_on(run.judge_of(self.world.state).state(self.world.state))
+        self._candidates = self.offers = _by_op(self.world.candidates())
+
+    def act(self, command: Command) -> None:
+        """Move the world, and judge the step."""
+        run, world = self.run, self.world
+        run.watch()
+        self.commands.append(command)
+        model = world.state.model
+        step = world.apply(command)
+        run.steps += 1
+        judge = run.judge_of(step.before)
+        self._fail_on(judge.step(step) + judge.reached(step))
+        if world.state.model is not model:
+            self._candidates = _by_op(world.candidates())
+        self.offers = self._candidates
+        if isinstance(step.expected, Refuse):
+            self.offers = _without_wrong_use(self.offers, world.state) or self.offers
+
+    def _fail_on(self, violations: list[Violation]) -> None:
+        run = self.run
+        left = tuple(v for v in violations if v.property.id not in run.look_past)
+        if left:
+            falsified = Falsified(self.geometry, tuple(self.commands), left)
+            run.falsified = run.falsified or falsified
+            raise falsified
+
+
+def _by_op(commands: Iterable[Command]) -> Offers:
+    offers: Offers = {}
+    for command in commands:
+        offers.setdefault(command.op, []).append(command)
+    return offers
+
+
+def _without_wrong_use(offers: Offers, state: State) -> Offers:
+    return {
+        op: commands
+        for op, commands in offers.items()
+        if isinstance(commands[0].expect(state.model, state.setting), Grant)
+    }
+
+
+def _narrowed(
+    geometries: Sequence[Geometry], names: Sequence[str] = ("num_blocks", "block_size", "head_dim")
+) -> SearchStrategy[Geometry]:
+    """One number after the other, so that each can shrink for itself."""
+    if not names:
+        return just(geometries[0])
+    name, rest = names[0], names[1:]
+
+    def with_value(value: int) -> SearchStrategy[Geometry]:
+        return _narrowed([g for g in geometries if getattr(g, name) == value], rest)
+
+    return sampled_from(sorted({getattr(g, name) for g in geometries})).flatmap(with_value)
+
+
+def _geometries(machine: _Driver) -> SearchStrategy[Geometry]:
+    return _narrowed(machine.run.possible())
+
+
+@initialize(geometry=runner().flatmap(_geometries))
+def start(self: _Driver, geometry: Geometry) -> None:
+    """A fresh pool."""
+    self.begin(geometry)
+
+
+def _stuck(machine: _Driver) -> bool:
+    return not machine.offers
+
+
+# Hypothesis takes the rule with the fewest arguments, then the first by name, for the simplest, and
+# shrinks badly where that one is never possible: so this one has an argument.
+@precondition(_stuck)
+@rule(over=none())
+def stop(self: _Driver, over: None) -> None:
+    """Where no command makes sense any more, the history is over."""
+
+
+def _rule_of(op: str) -> Callable[[_Driver, Command], None]:
+    def is_offered(machine: _Driver) -> bool:
+        return op in machine.offers
+
+    def choices(machine: _Driver) -> SearchStrategy[Command]:
+        commands = boundary_first(machine.offers[op], machine.world.state)
+        # An index, since drawing from the commands themselves hashes each of them.
+        return sampled_from(range(len(commands))).map(commands.__getitem__)
+
+    def act(self: _Driver, command: Command) -> None:
+        self.act(command)
+
+    act.__name__ = act.__qualname__ = op.replace("-", "_")
+    made: Callable[[_Driver, Command], None] = precondition(is_offered)(
+        rule(command=runner().flatmap(choices))(act)
+    )
+    return made
+
+
+def _machine(run: _Run) -> type[RuleBasedStateMachine]:
+    rules: Mapping[str, Any] = {f"rule_{op}": _rule_of(op) for op in COMMANDS}
+    body = {"__module__": __name__, "run": run, "start": start, "stop": stop, **rules}
+    return type("Machine", (_Driver,), body)
+
+
+def machine_for(
+    make: Make,
+    *,
+    geometries: Iterable[Geometry] = (),
+    properties: Iterable[Property] = PROPERTIES.values(),
+    look_past: Collection[str] = (),
+    settings: hypothesis.settings | None = None,
+) -> type[RuleBasedStateMachine]:
+    """A machine that drives what `make` makes, a World or two in lockstep; changes nothing.
+
+    geometries: smallest first; none given is `tiny`, as far as the target can have them.
+    look_past: redundant properties whose violations do not end a history.
+    settings: those of its `TestCase`; None is the quick profile.
+
+    Under pytest one name is enough, and two would run it twice:
+
+        TestMyManager = machine_for(lambda geometry: World(MyManager, geometry)).TestCase
+    """
+    run = _Run(make, None, tuple(properties), frozenset(look_past), tuple(geometries))
+    machine = _machine(run)
+    machine.TestCase.settings = settings_for("quick") if settings is None else settings
+    return machine
+
+
+# ---------------------------------------------------------------- the search
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What random histories brought.
+
+    falsified: the first history that broke a property, as found, not shortened.
+    nondeterministic: how the target contradicted itself, if it did.
+    out_of_time: the search ended at its time limit.
+    """
+
+    falsified: Falsified | None
+    nondeterministic: str | None
+    out_of_time: bool
+    examples: int
+    steps: int
+    judge: Judge
+
+
+def search(
+    make: Make,
+    geometries: Iterable[Geometry] = (),
+    *,
+    judge: Judge,
+    settings: hypothesis.settings,
+    seed: int | None = None,
+    seconds: float | None = None,
+    look_past: Collection[str] = (),
+) -> SearchResult:
+    """Run histories until one breaks a property, all are run, or the time is up.
+
+    Nothing is shrunk, printed or kept. `judge` counts on. The same seed gives the same histories,
+    as does no seed with settings that are derandomised. Raises CannotDrive.
+    """
+    deadline = None if seconds is None else monotonic() + seconds
+    run = _Run(make, judge, (), frozenset(look_past), tuple(geometries), deadline)
+    run.possible()
+    machine = _machine(run)
+    if seed is not None:
+        machine = hypothesis.seed(seed)(machine)
+    quiet = for_search(settings, derandomize=seed is None and settings.derandomize)
+    contradiction, out_of_time = None, False
+    try:
+        with no_constants_of_others():
+            run_state_machine_as_test(machine, settings=quiet)
+    except Falsified:
+        pass  # the first one is kept in `run`, without the notes for readers
+    except Flaky:
+        contradiction = _contradiction(run)
+    except _Spent:
+        out_of_time = True
+    if run.falsified is not None:
+        run.falsified.__traceback__ = None
+    return SearchResult(run.falsified, contradiction, out_of_time, run.examples, run.steps, judge)
+
+
+def _contradiction(run: _Run) -> str:
+    if run.falsified is not None:
+        names = ", ".join(violation.property.id for violation in run.falsified.violations)
+        history = ", ".join(map(str, run.falsified.commands)) or "a fresh pool"
+        return f"a history broke {names} once and not again: {history}"
+    history = ", ".join(map(str, run.history)) or "a fresh pool"
+    return f"a second run of the same commands went on differently: {history}"

@@ -1,0 +1,140 @@
+"""Each target's campaign in a process of its own, so that a crash costs one target only."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from time import monotonic
+
+from pagedkv.stateful.campaign import Plan, Subject, run_campaign
+from pagedkv.stateful.explorer import Progress
+from pagedkv.stateful.report import Coverage, TargetReport
+
+GRACE_SECONDS = 30.0
+"""How long past its budget a campaign may take before it is ended."""
+PROGRESS_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """How far one target's campaign is."""
+
+    target: str
+    phase: str
+    progress: Progress
+    elapsed: float
+
+
+Resolve = Callable[[str], Subject]
+"""Makes the subject of a name; called in the child, so it must be a module's own function."""
+OnEvent = Callable[[Update | TargetReport], None]
+
+
+def run_all(
+    names: Sequence[str],
+    resolve: Resolve,
+    plan: Plan,
+    on_event: OnEvent,
+    workers: int | None = None,
+) -> list[TargetReport]:
+    """Check the targets, several at once, each in a child; returns reports in the given order.
+
+    A child that dies or hangs gives an unknown verdict that says so. KeyboardInterrupt goes on
+    to the children, which end with what they know.
+    """
+    workers = workers or os.cpu_count() or 1
+    waiting = list(enumerate(names))
+    running: dict[Connection, _Child] = {}
+    reports: dict[int, TargetReport] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                index, name = waiting.pop(0)
+                child = _start(index, name, resolve, plan)
+                running[child.pipe] = child
+            _listen(running, reports, on_event)
+    except KeyboardInterrupt:
+        for index, name in waiting:
+            reports[index] = _lost(name, "interrupted before it began", 0.0)
+        while running:
+            _listen(running, reports, on_event)
+    finally:
+        for child in running.values():
+            child.process.kill()
+    return [reports[index] for index in range(len(names))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    index: int
+    name: str
+    process: SpawnProcess
+    pipe: Connection
+    started: float
+    ends: float
+
+
+def _start(index: int, name: str, resolve: Resolve, plan: Plan) -> _Child:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(name, resolve, plan, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    now = monotonic()
+    return _Child(index, name, process, ours, now, now + plan.seconds + GRACE_SECONDS)
+
+
+def _listen(
+    running: dict[Connection, _Child], reports: dict[int, TargetReport], on_event: OnEvent
+) -> None:
+    """Take what the children say for a moment; a child that is done leaves `running`."""
+    for pipe in wait(list(running), timeout=0.5):
+        assert isinstance(pipe, Connection)
+        child = running[pipe]
+        try:
+            message: Update | TargetReport = pipe.recv()
+        except EOFError:
+            child.process.join()
+            message = _lost(child.name, _death(child), monotonic() - child.started)
+        if isinstance(message, TargetReport):
+            reports[child.index] = message
+            del running[pipe]
+        on_event(message)
+    for pipe, child in list(running.items()):
+        if monotonic() > child.ends:
+            child.process.kill()
+            del running[pipe]
+            took = monotonic() - child.started
+            lost = _lost(child.name, f"it hung: no end {GRACE_SECONDS:.0f} s past its budget", took)
+            reports[child.index] = lost
+            on_event(lost)
+
+
+def _death(child: _Child) -> str:
+    code = child.process.exitcode or 0
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    return f"its process died ({how})"
+
+
+def _lost(name: str, reason: str, seconds: float) -> TargetReport:
+    coverage = Coverage(0, 0, 0, exhausted=False, stopped=reason)
+    return TargetReport(name, "unknown", reason, (), (), coverage, seconds)
+
+
+def _work(name: str, resolve: Resolve, plan: Plan, pipe: Connection) -> None:
+    """The child: one campaign, its progress and its report through the pipe."""
+    started = last = monotonic()
+
+    def tell(phase: str, progress: Progress) -> None:
+        nonlocal last
+        if (now := monotonic()) - last > PROGRESS_SECONDS:
+            last = now
+            pipe.send(Update(name, phase, progress, now - started))
+
+    pipe.send(run_campaign(resolve(name), plan, tell))
+    pipe.close()

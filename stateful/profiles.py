@@ -1,0 +1,96 @@
+"""Scopes and budgets: how much of what is tried, by the name of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagedkv.declarations import Declarations
+from pagedkv.specs.model import Geometry
+
+FIXED: tuple[Geometry, ...] = tuple(
+    sorted(
+        [Geometry(blocks, size) for blocks in (1, 2, 3, 4) for size in (1, 2, 3)]
+        + [Geometry(5, 1), Geometry(6, 1)]
+    )
+)
+"""The fixed scope, over which a counterexample is proven shortest, smallest geometry first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What an exhaustive search covers. `keeps_released`: released handles are kept and used."""
+
+    name: str
+    geometries: tuple[Geometry, ...]
+    requests: int
+    keeps_released: bool = False
+
+    def __str__(self) -> str:
+        blocks = max(geometry.num_blocks for geometry in self.geometries)
+        sizes = sorted({geometry.block_size for geometry in self.geometries})
+        kept = ", released handles kept" if self.keeps_released else ""
+        return (
+            f"pools of up to {blocks} block(s), block sizes {', '.join(map(str, sizes))}, "
+            f"{self.requests} request(s){kept}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How much is tried.
+
+    seconds: the budget per target. depth: a search that was stopped must have tried every
+    history up to this many commands, or the verdict is unknown. examples, steps: random histories
+    and their length. derandomised: the same histories in every run unless a seed is given.
+    pair_requests: live requests where two targets run in lockstep. engine_blocks: the largest
+    pool for targets that declare `engine`.
+    """
+
+    name: str
+    seconds: float
+    depth: int
+    examples: int
+    steps: int
+    derandomised: bool
+    pair_requests: int
+    engine_blocks: int
+
+    def scopes(self, declared: Declarations, *, pair: bool) -> tuple[Scope, ...]:
+        """What is searched, the main scope first, then the one that keeps released handles."""
+        requests = self.pair_requests if pair else 3
+        main, kept = FIXED, tuple(g for g in FIXED if g.num_blocks <= 3)
+        if declared.engine:
+            requests = 2
+            main = kept = tuple(
+                g for g in FIXED if g.num_blocks <= self.engine_blocks and g.block_size <= 2
+            )
+        return (
+            Scope("fixed" if requests == 3 else "small", _possible(main, declared), requests),
+            Scope("resume", _possible(kept, declared), 2, keeps_released=True),
+        )
+
+
+def _possible(geometries: tuple[Geometry, ...], declared: Declarations) -> tuple[Geometry, ...]:
+    """Those that the target can have; its smallest block size where none of ours will do."""
+    fit = tuple(g for g in geometries if declared.supports(g.num_blocks, g.block_size))
+    if fit or declared.block_sizes is None:
+        return fit
+    smallest = min(declared.block_sizes)
+    pools = sorted({g.num_blocks for g in geometries})
+    return tuple(Geometry(n, smallest) for n in pools if declared.supports(n, smallest))
+
+
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile("quick", 20.0, 5, 100, 50, True, pair_requests=2, engine_blocks=3),
+        Profile("ci", 60.0, 6, 200, 50, True, pair_requests=3, engine_blocks=3),
+        Profile("nightly", 600.0, 7, 5000, 100, False, pair_requests=3, engine_blocks=4),
+    )
+}
+
+
+def fixed_scope(declared: Declarations) -> Scope:
+    """The scope that proofs are over, as far as the target can have it."""
+    return Scope("fixed", _possible(FIXED, declared), 3)

@@ -1,0 +1,81 @@
+"""Running one given history, judged at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from pagedkv.specs.commands import Command
+from pagedkv.specs.judge import Judge
+from pagedkv.specs.properties import Violation
+from pagedkv.specs.steps import State, Step
+from pagedkv.stateful.report import Frame
+from pagedkv.stateful.trust import System
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a history did: the violations at its last step (0 is the fresh state), if any.
+
+    commands: those that ran, up to and with the one that broke something; a command that made
+    no sense where it stood is left out.
+    """
+
+    commands: tuple[Command, ...]
+    violations: tuple[Violation, ...]
+    frames: tuple[Frame, ...]
+
+
+def replay(
+    make: Callable[[], System],
+    commands: Iterable[Command],
+    judge: Judge,
+    *,
+    frames: bool = False,
+    look_past: Collection[str] = (),
+) -> Replayed:
+    """Run a history on a fresh target until a property breaks; changes nothing else.
+
+    look_past: redundant properties whose violations do not end the history.
+    """
+    world = make()
+    ran: list[Command] = []
+    shown = [frame_of(world.state, None)] if frames else []
+    violations = _left(judge.state(world.state), look_past)
+    if violations:
+        return Replayed((), violations, tuple(shown))
+    for command in commands:
+        if not command.enabled(world.state.model, world.setting):
+            continue
+        step = world.apply(command)
+        ran.append(command)
+        if frames:
+            shown.append(frame_of(step.after, step))
+        violations = _left(judge.step(step) + judge.reached(step), look_past)
+        if violations:
+            break
+    return Replayed(tuple(ran), violations, tuple(shown))
+
+
+def _left(violations: Sequence[Violation], look_past: Collection[str]) -> tuple[Violation, ...]:
+    return tuple(v for v in violations if v.property.id not in look_past)
+
+
+def frame_of(state: State, step: Step | None) -> Frame:
+    """What the pool looks like in `state`, which `step` led to; changes nothing."""
+    snapshot, tables = state.seen.snapshot, state.seen.tables
+    named = sorted({*state.setting.usable, *snapshot.reserved, *state.seen.held})
+    owners = {
+        block: tuple(r for r in sorted(tables) for entry in tables[r] if entry == block)
+        for block in named
+    }
+    return Frame(
+        command=None if step is None else str(step.command),
+        outcome="a fresh pool" if step is None else str(step.outcome),
+        owners=owners,
+        tables=dict(sorted(tables.items())),
+        seq_lens=dict(sorted(snapshot.seq_lens.items())),
+        free=snapshot.free_blocks,
+        reserved=snapshot.reserved,
+        cached=snapshot.cached,
+    )

@@ -1,0 +1,196 @@
+"""What a campaign found, as data: verdicts, counterexamples and coverage. JSON in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pagedkv.specs.commands import Command
+from pagedkv.specs.model import Geometry
+
+SCHEMA = 1
+Verdict = Literal["passed", "violated", "unknown", "not_applicable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortest:
+    """No shorter history in the fixed scope breaks the property; `states` were searched."""
+
+    states: int
+
+    name = "shortest"
+
+    def __str__(self) -> str:
+        return f"proven shortest: no shorter history in the scope, {self.states} state(s) searched"
+
+
+@dataclass(frozen=True, slots=True)
+class OneMinimal:
+    """No single command or pair can go; `reason` says why no proof of shortness was had."""
+
+    reason: str
+
+    name = "one-minimal"
+
+    def __str__(self) -> str:
+        return f"one-minimal: no command can go; not proven shortest, since {self.reason}"
+
+
+Proof = Shortest | OneMinimal
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the pool looks like after one command of a history; the first has none.
+
+    owners: per block id, the requests whose tables name it; none for a free block.
+    free: the free list in hand-out order, None where it can't be seen.
+    """
+
+    command: str | None
+    outcome: str
+    owners: Mapping[int, tuple[int, ...]]
+    tables: Mapping[int, tuple[int, ...]]
+    seq_lens: Mapping[int, int]
+    free: tuple[int, ...] | None
+    reserved: frozenset[int] = frozenset()
+    cached: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """A history whose last command breaks one property.
+
+    blocks, requests: what the message is about. frames: the pool after each command.
+    expected: declared as a known failure.
+    """
+
+    property: str
+    statement: str
+    equation: str
+    message: str
+    geometry: Geometry
+    commands: tuple[Command, ...]
+    proof: Proof
+    frames: tuple[Frame, ...] = ()
+    blocks: tuple[int, ...] = ()
+    requests: tuple[int, ...] = ()
+    expected: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The counterexample as the report's schema has it."""
+        geometry = self.geometry
+        return {
+            "property": self.property,
+            "message": self.message,
+            "steps": len(self.commands),
+            "proof": self.proof.name,
+            "proof_detail": str(self.proof),
+            "expected": self.expected,
+            "geometry": {
+                "num_blocks": geometry.num_blocks,
+                "block_size": geometry.block_size,
+                "head_dim": geometry.head_dim,
+            },
+            "commands": [command.to_json() for command in self.commands],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyResult:
+    """One property's verdict; evaluations that had nothing to judge do not count."""
+
+    id: str
+    verdict: Verdict
+    evaluations: int
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as the report's schema has it."""
+        return {
+            "id": self.id,
+            "verdict": self.verdict,
+            "evaluations": self.evaluations,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much was searched. `exhausted`: every state and transition of the scope.
+
+    scope: words for the scope. stopped: why it was not exhausted. random_steps: steps of random
+    histories beside the search. doubts: what of the target's own was given up, and why.
+    """
+
+    states: int
+    transitions: int
+    depth: int
+    exhausted: bool
+    scope: str = ""
+    stopped: str | None = None
+    random_steps: int = 0
+    doubts: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The coverage as the report's schema has it."""
+        return {
+            "states": self.states,
+            "transitions": self.transitions,
+            "depth": self.depth,
+            "exhausted": self.exhausted,
+            "scope": self.scope,
+            "stopped": self.stopped,
+            "random_steps": self.random_steps,
+            "doubts": list(self.doubts),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReport:
+    """Everything about one target."""
+
+    target: str
+    verdict: Verdict
+    reason: str | None
+    properties: tuple[PropertyResult, ...]
+    counterexamples: tuple[Counterexample, ...]
+    coverage: Coverage
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The target's report as the schema has it."""
+        return {
+            "target": self.target,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "properties": [result.to_json() for result in self.properties],
+            "counterexamples": [example.to_json() for example in self.counterexamples],
+            "coverage": self.coverage.to_json(),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All targets of one run."""
+
+    targets: tuple[TargetReport, ...] = field(default=())
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 1 violated (it beats 2), 2 unknown, or nothing was checked at all."""
+        verdicts = {target.verdict for target in self.targets}
+        if "violated" in verdicts:
+            return 1
+        return 0 if verdicts and "unknown" not in verdicts else 2
+
+    @property
+    def passed(self) -> bool:
+        """Whether every target passed."""
+        return self.exit_code == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The report, as `pagedkv check --json` writes it."""
+        return {"schema": SCHEMA, "targets": [target.to_json() for target in self.targets]}

@@ -1,0 +1,297 @@
+"""What a person sees, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+
+from pagedkv import terminal
+from pagedkv.specs.abilities.core import Prefill
+from pagedkv.specs.model import Geometry
+from pagedkv.stateful.explorer import Progress
+from pagedkv.stateful.processes import Update
+from pagedkv.stateful.report import (
+    Counterexample,
+    Coverage,
+    PropertyResult,
+    Report,
+    Shortest,
+    TargetReport,
+)
+from pagedkv.stateful.reproducer import pytest_function
+from pagedkv.stateful.text import counterexample_text
+from pagedkv.targets import Builtin
+from pagedkv.terminal import console_on, give_up, hints, progress, show_builtins, show_report
+
+
+class Tty(StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    """Nothing of the machine that runs the tests changes what is shown."""
+    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+EXAMPLE = Counterexample(
+    property="conservation",
+    statement="Every usable block is free, held or cached.",
+    equation="usable = free + held + cached",
+    message="free(0) + held(1) + cached(0) != usable(2): leak [of block 1]",
+    geometry=Geometry(2, 1),
+    commands=(Prefill(0, 1),),
+    proof=Shortest(7),
+)
+COVERAGE = Coverage(3421, 41210, 9, exhausted=True, scope="small pools", random_steps=1500)
+RESULTS = (
+    PropertyResult("table-valid", "passed", 12345),
+    PropertyResult("conservation", "violated", 7),
+    PropertyResult("free-count", "not_applicable", 0, "needs [a counter] of free blocks"),
+    PropertyResult("pool-full", "passed", 1),
+    PropertyResult("oom-hit", "passed", 1),
+    PropertyResult("misuse-tried", "not_applicable", 0, "needs a promise about wrong use"),
+)
+
+
+def target(name="mine:M", verdict="violated", **more):
+    values = {
+        "reason": None,
+        "properties": RESULTS,
+        "counterexamples": (EXAMPLE,) if verdict == "violated" else (),
+        "coverage": COVERAGE,
+        "seconds": 12.34,
+    } | more
+    return TargetReport(target=name, verdict=verdict, **values)
+
+
+def shown(*targets, stream=None, profile="quick"):
+    stream = StringIO() if stream is None else stream
+    show_report(console_on(stream), Report(targets), profile)
+    return stream.getvalue()
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_the_report_of_a_target_has_headline_table_and_goals():
+    lines = shown(target()).splitlines()
+    facts = "3,421 states, 41,210 transitions, exhausted, 1,500 random steps, 12.3 s"
+    assert lines[:11] == [
+        f"mine:M: VIOLATED (1 violation), {facts}",
+        "  searched: small pools",
+        "",
+        "  property      verdict         evaluations",
+        "  table-valid   passed               12,345",
+        "  conservation  violated                  7",
+        "  free-count    not applicable            0  needs [a counter] of free blocks",
+        "  goals reached (2 of 3): pool-full, oom-hit",
+        "  misuse-tried  not applicable  needs a promise about wrong use",
+        "",
+        counterexample_text(EXAMPLE).splitlines()[0],
+    ]
+
+
+def test_each_counterexample_is_shown_whole_with_its_test():
+    text = shown(target())
+    assert counterexample_text(EXAMPLE) in text
+    assert pytest_function(EXAMPLE, "mine:M") in text
+
+
+def test_nothing_is_cut_or_folded_where_there_is_no_terminal():
+    reason = "because " * 60
+    text = shown(target(properties=(PropertyResult("table-valid", "unknown", 1, reason),)))
+    assert reason.strip() in text
+
+
+def test_no_line_of_the_table_ends_in_blanks():
+    lines = shown(target()).splitlines()
+    assert lines == [line.rstrip() for line in lines]
+
+
+def test_what_a_target_says_is_never_read_as_markup_or_as_an_escape():
+    text = shown(target(verdict="unknown", reason="[red]boom[/] :boom: \x1b[2J"), stream=Tty())
+    assert "[red]boom[/] :boom: \\x1b[2J" in text
+    assert "\x1b[2J" not in text
+
+
+def test_a_reason_that_many_share_is_told_once():
+    results = tuple(
+        PropertyResult(name, "unknown", 1, "stopped early")
+        for name in ("table-valid", "table-unique", "conservation", "pool-full")
+    )
+    text = shown(target(properties=results))
+    assert text.count("stopped early") == 2  # below the table, and for the goal
+    assert "  each unknown above: stopped early\n" in text
+    text = shown(target(verdict="unknown", reason="stopped early", properties=results))
+    assert "each unknown above" not in text
+
+
+def test_a_search_that_stopped_says_why_and_what_was_given_up():
+    coverage = Coverage(1, 0, 0, exhausted=False, stopped="no time", doubts=("keys differ",))
+    text = shown(target(verdict="unknown", coverage=coverage))
+    assert "1 state, 0 transitions, stopped (no time)" in text
+    assert "  not relied on: keys differ\n" in text
+    assert "searched" not in text
+    assert "random" not in text
+
+
+def test_expected_failures_are_counted_beside_the_others():
+    expected = replace(EXAMPLE, property="contents", expected=True)
+    text = shown(target(counterexamples=(EXAMPLE, expected)))
+    assert "VIOLATED (1 violation, 1 expected failure)" in text
+    assert "mine:M  violated: conservation, contents (expected)\n" in text
+    text = shown(target(verdict="passed", counterexamples=(expected,)))
+    assert "PASSED (1 expected failure)" in text
+
+
+def test_a_target_that_could_not_be_driven_has_no_table():
+    nothing = Coverage(0, 0, 0, exhausted=False, stopped="its process died")
+    lost = target(verdict="unknown", reason="its process died", properties=(), coverage=nothing)
+    lines = shown(lost).splitlines()
+    assert lines == [
+        "mine:M: UNKNOWN, 0 states, 0 transitions, stopped (its process died), 12.3 s",
+        "  its process died",
+        "",
+        "mine:M  unknown: its process died",
+    ]
+
+
+def test_only_goals_make_a_table_of_goals():
+    goals = (PropertyResult("pool-full", "passed", 1),)
+    assert "  goals reached (1 of 1): pool-full\n" in shown(target(properties=goals))
+    assert "goals" not in shown(target(properties=RESULTS[:2]))
+
+
+def test_the_end_is_one_line_a_target():
+    text = shown(target(), target("reference", "passed"))
+    assert "\nmine:M     violated: conservation\nreference  passed\n" in text
+
+
+@pytest.mark.parametrize(
+    ("targets", "profile", "words"),
+    [
+        ([target()], "quick", ["put the test above into your suite"]),
+        ([target(verdict="passed")], "quick", ["--profile ci searches deeper"]),
+        ([target(verdict="passed")], "ci", []),
+        ([target(verdict="unknown")], "quick", ["give it time: --budget SECONDS"]),
+        ([target(), target(verdict="unknown")], "ci", ["put the test", "give it time"]),
+        ([], "quick", []),
+    ],
+)
+def test_the_hint_fits_what_happened(targets, profile, words):
+    found = hints(Report(tuple(targets)), profile)
+    assert [word for word, hint in zip(words, found, strict=True) if word in hint] == words
+
+
+# ---------------------------------------------------------------- colours and pipes
+
+
+def test_colours_are_for_terminals():
+    assert "\x1b[" in shown(target(), stream=Tty())
+    assert "\x1b[" not in shown(target())
+
+
+def test_no_color_is_honoured(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in shown(target(verdict="passed"), stream=Tty())
+
+
+def test_a_reader_that_has_gone_changes_nothing():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        show_report(console_on(stream), Report((target(),)))
+        stream.write("more")
+
+
+def test_what_is_given_up_goes_nowhere(tmp_path):
+    with (tmp_path / "out").open("w") as stream:
+        give_up(stream)
+        stream.write("x")
+    assert (tmp_path / "out").read_text() == ""
+
+
+# ---------------------------------------------------------------- progress
+
+
+def update(name, elapsed=2.0, phase="fixed", transitions=4000):
+    return Update(name, phase, Progress(1234, transitions, 5, 17), elapsed)
+
+
+def test_in_ci_a_target_gets_a_line_at_its_start_now_and_then_and_at_its_end(monkeypatch):
+    times = iter([0.0, 4.0, 10.0, 10.0, 11.0])
+    monkeypatch.setattr(terminal, "monotonic", lambda: next(times))
+    stream = StringIO()
+    done: dict[str, TargetReport] = {}
+    with progress(stream, ["a"], 20.0, done) as tell:
+        for elapsed in (0.0, 4.0, 10.0, 11.0):
+            tell(update("a", elapsed, transitions=int(1000 * elapsed)))
+        tell(target("a", "passed"))
+    assert stream.getvalue().splitlines() == [
+        "a: started, at most 20 s",
+        "a: fixed, 1,234 states, 10,000 transitions, depth 5, 1,000/s, 10 s left",
+        "a: passed in 12.3 s",
+    ]
+    assert done == {"a": target("a", "passed")}
+
+
+def test_the_rate_is_that_of_the_phase(monkeypatch):
+    monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0.0)
+    stream = StringIO()
+    with progress(stream, ["a"], 20.0, {}) as tell:
+        tell(update("a", 1.0, transitions=10))
+        tell(update("a", 3.0, transitions=50))
+        tell(update("a", 4.0, transitions=20))
+        tell(update("a", 5.0, transitions=30))
+        tell(update("a", 6.0, "resume", transitions=40))
+        tell(update("a", 30.0, "resume", transitions=64))
+    ends = [line.partition("depth 5, ")[2] for line in stream.getvalue().splitlines()[1:]]
+    assert ends == ["20/s, 17 s left", "16 s left", "10/s, 15 s left", "14 s left", "1/s, 0 s left"]
+
+
+def test_a_terminal_shows_a_bar_for_each_target_and_then_nothing():
+    stream = Tty()
+    done: dict[str, TargetReport] = {}
+    with progress(stream, ["a", "[b]"], 20.0, done) as tell:
+        tell(update("a"))
+        tell(update("[b]", elapsed=0.0))
+        tell(target("a", "not_applicable"))
+    text = stream.getvalue()
+    assert "[b]" in text
+    assert "\x1b[" in text
+    assert text.rstrip().endswith("\x1b[2K")
+    assert list(done) == ["a"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("TERM", "dumb")])
+def test_a_terminal_that_is_none_gets_lines(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    stream = Tty()
+    with progress(stream, ["a"], 20.0, {}) as tell:
+        tell(update("a"))
+    assert stream.getvalue() == "a: started, at most 20 s\n"
+
+
+# ---------------------------------------------------------------- the list of targets
+
+
+def test_each_builtin_says_whether_it_can_run_and_else_what_it_takes():
+    rows = [
+        Builtin("reference", "json:X", "Lists and loops.", "json", "pip install x"),
+        Builtin("nope", "nope:X", "An [engine].", "nope", "pip install nope"),
+    ]
+    stream = StringIO()
+    show_builtins(console_on(stream), rows)
+    assert stream.getvalue().splitlines() == [
+        "reference  can run                       Lists and loops.",
+        "nope       lacks nope: pip install nope  An [engine].",
+    ]
