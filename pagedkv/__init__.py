@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pagedkv.api import assert_holds, check
     from pagedkv.arrays import ArrayKVCacheManager
     from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
     from pagedkv.ledger import allocation_report, contiguous_waste, estimate_kv_cache_bytes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         Snapshot,
     )
     from pagedkv.reference import KVCacheManager
+    from pagedkv.stateful.report import Report
 
 _HOME = {
     "AlreadyHolding": "pagedkv.protocol",
@@ -39,10 +41,13 @@ _HOME = {
     "Owned": "pagedkv.protocol",
     "PagedKVManager": "pagedkv.protocol",
     "Raises": "pagedkv.declarations",
+    "Report": "pagedkv.stateful.report",
     "Request": "pagedkv.protocol",
     "Returns": "pagedkv.declarations",
     "Snapshot": "pagedkv.protocol",
     "allocation_report": "pagedkv.ledger",
+    "assert_holds": "pagedkv.api",
+    "check": "pagedkv.api",
     "contiguous_waste": "pagedkv.ledger",
     "estimate_kv_cache_bytes": "pagedkv.ledger",
 }
@@ -61,11 +66,14 @@ __all__ = [
     "Owned",
     "PagedKVManager",
     "Raises",
+    "Report",
     "Request",
     "Returns",
     "Snapshot",
     "__version__",
     "allocation_report",
+    "assert_holds",
+    "check",
     "contiguous_waste",
     "estimate_kv_cache_bytes",
 ]

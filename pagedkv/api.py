@@ -50,6 +50,7 @@ class Options:
         return Plan(
             profile=profile,
             seconds=profile.seconds if self.budget is None else self.budget,
+            hard=self.budget is not None,
             seed=self.seed,
             properties=self.properties,
             expected=dict(self.expected_failures),
@@ -113,20 +114,22 @@ def assert_holds(
     num_blocks: int,
     block_size: int,
     head_dim: int = 1,
+    property: str | None = None,
 ) -> None:
     """Run one history on a fresh target; changes nothing else.
 
-    commands: as in a report, such as {"op": "prefill", "request": 0, "tokens": 1}. Raises
-    AssertionError with the equation that breaks, ValueError for a malformed command or one that
-    makes no sense where it stands.
+    commands: as in a report, such as {"op": "prefill", "request": 0, "tokens": 1}. property: the
+    one to judge; None is all. Raises AssertionError with the equation that breaks, ValueError for
+    an unknown property, a malformed command, or one that makes no sense where it stands.
     """
+    chosen = Options(properties=() if property is None else (property,)).plan().chosen()
     geometry = Geometry(num_blocks, block_size, head_dim)
     history = [command_from_json(dict(command)) for command in commands]
     names = max((command.request for command in history), default=0) + 1
     scope = Scope("replay", (geometry,), names, keeps_released=True)
     checked = _as_subject(target)
     world = checked.world(scope, geometry)
-    judge = Judge(PROPERTIES.values(), offered(world.state, peer=len(checked.factories) > 1))
+    judge = Judge(chosen, offered(world.state, peer=len(checked.factories) > 1))
     ran = replay(lambda: checked.world(scope, geometry), history, judge)
     if ran.violations:
         run = ", ".join(map(str, ran.commands)) or "a fresh pool"

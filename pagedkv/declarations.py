@@ -64,9 +64,7 @@ class Declarations:
     """
 
     out_of_blocks: tuple[Raises | Returns, ...] = (Raises(RuntimeError, "OOM"),)
-    wrong_use: Mapping[str, WrongUse] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    wrong_use: Mapping[str, WrongUse] = field(default_factory=lambda: MappingProxyType({}))
     lookahead: int = 0
     refuses_early: bool = False
     reorders_free: bool = False

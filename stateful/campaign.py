@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from types import MappingProxyType
 
+from pagedkv.declarations import Declarations
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
@@ -62,7 +63,8 @@ class Subject:
         Raises CannotDrive, with what the smallest said, if it can have none that is tried.
         """
         refused: CannotDrive | None = None
-        for geometry in (*FIXED, Geometry(4, 16), Geometry(4, 256)):
+        sizes = getattr(self.factories[0], "declares", Declarations()).block_sizes or ()
+        for geometry in (*(Geometry(1, size) for size in sorted(sizes)), *FIXED, Geometry(4, 16)):
             try:
                 return self.world(Scope("probe", (geometry,), 1), geometry)
             except CannotDrive as error:
@@ -75,11 +77,13 @@ class Subject:
 class Plan:
     """How a subject is checked.
 
+    seconds: the budget. hard: it holds even if the profile's depth was not reached by then.
     properties: ids to judge; empty is all. expected: known failures, property id -> reason.
     """
 
     profile: Profile
     seconds: float
+    hard: bool = False
     seed: int | None = None
     properties: tuple[str, ...] = ()
     expected: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -122,10 +126,10 @@ class _Campaign:
     def run(self) -> TargetReport:
         plan = self._plan
         # Proofs are over the main scope: it may have most of the time.
-        explored = [
-            self._explore(scope, Limits(seconds=self._left(share)))
-            for scope, share in zip(self._scopes, (0.7, 0.8), strict=True)
-        ]
+        explored: list[Exploration] = []
+        for scope, share in zip(self._scopes, (0.6, 0.8), strict=True):
+            if not _interrupted(explored):
+                explored.append(self._explore(scope, self._limits(share)))
         found = _shortest(explored)
         examples = [self._proven(found[name], explored) for name in sorted(found)]
         randomly = _Random()
@@ -156,6 +160,10 @@ class _Campaign:
     def _left(self, share: float = 1.0) -> float:
         return max(0.1, self._start + share * self._plan.seconds - monotonic())
 
+    def _limits(self, share: float) -> Limits:
+        hard = self._left(share) if self._plan.hard else self._left(share) + 2 * self._plan.seconds
+        return Limits(self._left(share), self._plan.profile.depth, hard)
+
     def _judge(self) -> Judge:
         return Judge(self._plan.chosen(), self._offered)
 
@@ -173,7 +181,7 @@ class _Campaign:
     def _proven(self, found: Found, explored: list[Exploration]) -> Counterexample:
         """The counterexample of one property, over the fixed scope where that can be searched."""
         scope = self._scopes[0]
-        if scope.name != "fixed":
+        if scope.name != "fixed" and not _interrupted(explored):
             name = found.violation.property.id
             limits = Limits(self._left(0.9), depth=len(found.commands), enough={name})
             fixed = self._explore(fixed_scope(self._declared), limits)
@@ -252,7 +260,7 @@ class _Campaign:
     def _coverage(self, explored: list[Exploration], random_steps: int) -> Coverage:
         stopped = [
             f"{scope.name}: {exploration.stopped}"
-            for scope, exploration in zip(self._scopes, explored, strict=True)
+            for scope, exploration in zip(self._scopes, explored, strict=False)
             if exploration.stopped is not None
         ]
         return Coverage(

@@ -77,8 +77,8 @@ def _is_faithful(kind: type) -> bool:
     own = (kind.__reduce_ex__, kind.__reduce__)
     if own != (object.__reduce_ex__, object.__reduce__):
         return False
-    getstate: Callable[..., Any] = kind.__getstate__  # type: ignore[attr-defined]
-    plain = getstate is object.__getstate__  # type: ignore[attr-defined]
+    getstate: Callable[..., Any] = kind.__getstate__
+    plain = getstate is object.__getstate__
     # A frozen dataclass with slots has both from its decorator, which leaves nothing out.
     of_dataclass = getattr(getstate, "__module__", None) == "dataclasses"
     hooks = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")

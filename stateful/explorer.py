@@ -67,9 +67,15 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a search stops before it is done; None is "never"."""
+    """When a search stops before it is done; None is "never".
+
+    seconds: after so long, but not before every history of `at_least` commands was tried, unless
+    `hard_seconds` are over too: on a slow machine a verdict is worth waiting for.
+    """
 
     seconds: float | None = None
+    at_least: int = 0
+    hard_seconds: float | None = None
     depth: int | None = None
     states: int | None = None
     enough: Collection[str] | None = None
@@ -90,9 +96,9 @@ def explore(
     """
     doubts: list[str] = []
     trust: Trust | None = None
-    deadline = None if limits.seconds is None else monotonic() + limits.seconds
+    start = monotonic()
     while True:
-        search = _Search(make, geometries, new_judge(), limits, deadline, trust, on_progress)
+        search = _Search(make, geometries, new_judge(), limits, start, trust, on_progress)
         try:
             return search.run(tuple(doubts)), search.judge
         except Distrust as distrust:
@@ -122,12 +128,12 @@ class _Search:
         geometries: Sequence[Geometry],
         judge: Judge,
         limits: Limits,
-        deadline: float | None,
+        start: float,
         trust: Trust | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self.judge = judge
-        self._limits, self._deadline, self._on_progress = limits, deadline, on_progress
+        self._limits, self._start, self._on_progress = limits, start, on_progress
         self._make, self._geometries = make, tuple(geometries)
         self.trust = make(self._geometries[0]).hooks() if trust is None else trust
         self._nodes = Nodes()
@@ -243,8 +249,12 @@ class _Search:
 
     def _watch(self) -> None:
         states = len(self._nodes)
-        if self._deadline is not None and monotonic() > self._deadline:
-            raise _Stop(f"the budget of {self._limits.seconds} s is spent")
+        limits, took = self._limits, monotonic() - self._start
+        soft, hard = limits.seconds, limits.hard_seconds
+        if (soft is not None and took > soft and self._depth >= limits.at_least) or (
+            hard is not None and took > hard
+        ):
+            raise _Stop(f"its {took:.1f} s were spent")
         if self._limits.states is not None and states > self._limits.states:
             raise _Stop(f"limit of {self._limits.states} states")
         if self._transitions // 64 % 16 == 0:

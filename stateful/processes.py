@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -15,7 +17,7 @@ from pagedkv.stateful.campaign import Plan, Subject, run_campaign
 from pagedkv.stateful.explorer import Progress
 from pagedkv.stateful.report import Coverage, TargetReport
 
-GRACE_SECONDS = 30.0
+GRACE_SECONDS = 60.0
 """How long past its budget a campaign may take before it is ended."""
 PROGRESS_SECONDS = 0.2
 
@@ -61,12 +63,26 @@ def run_all(
     except KeyboardInterrupt:
         for index, name in waiting:
             reports[index] = _lost(name, "interrupted before it began", 0.0)
+            on_event(reports[index])
         while running:
             _listen(running, reports, on_event)
     finally:
         for child in running.values():
             child.process.kill()
     return [reports[index] for index in range(len(names))]
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Let SIGINT pass unheard, and what is started meanwhile too, until it listens itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +99,12 @@ def _start(index: int, name: str, resolve: Resolve, plan: Plan) -> _Child:
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(name, resolve, plan, theirs), daemon=True)
-    process.start()
+    # A child that is interrupted while it is still importing would only print a traceback.
+    with _deaf():
+        process.start()
     theirs.close()
     now = monotonic()
-    return _Child(index, name, process, ours, now, now + plan.seconds + GRACE_SECONDS)
+    return _Child(index, name, process, ours, now, now + 3 * plan.seconds + GRACE_SECONDS)
 
 
 def _listen(
@@ -110,7 +128,7 @@ def _listen(
             child.process.kill()
             del running[pipe]
             took = monotonic() - child.started
-            lost = _lost(child.name, f"it hung: no end {GRACE_SECONDS:.0f} s past its budget", took)
+            lost = _lost(child.name, f"it hung: no end after {took:.0f} s", took)
             reports[child.index] = lost
             on_event(lost)
 
@@ -136,5 +154,7 @@ def _work(name: str, resolve: Resolve, plan: Plan, pipe: Connection) -> None:
             last = now
             pipe.send(Update(name, phase, progress, now - started))
 
-    pipe.send(run_campaign(resolve(name), plan, tell))
+    subject = resolve(name)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    pipe.send(run_campaign(subject, plan, tell))
     pipe.close()

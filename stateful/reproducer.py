@@ -32,6 +32,7 @@ def pytest_function(example: Counterexample, target: str) -> str:
             f"        {_literal(target)},",
             *_commands(example),
             *(f"        {name}={value}," for name, value in sizes.items()),
+            f"        property={_literal(example.property)},",
             "    )",
             "",
         ]

@@ -32,6 +32,7 @@ from pagedkv.specs.steps import (
     Step,
     Unreadable,
 )
+from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
 from pagedkv.stateful.pool import Pool, ShadowPool, Slot, TensorPool, renaming
 from pagedkv.stateful.trust import Trust
@@ -285,10 +286,14 @@ class World:
         """
         own = own_hook(self.manager, "clone") if trust.clone == "own" else None
         copy = object.__new__(type(self))
+        whole = (self.manager, self.handles)
         if own is not None:
             copy.manager, copy.handles = own(self.handles)
         else:
-            copy.manager, copy.handles = deepcopy((self.manager, self.handles))
+            try:
+                copy.manager, copy.handles = thaw(freeze(whole))
+            except Opaque:
+                copy.manager, copy.handles = deepcopy(whole)
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
         if isinstance(self.pool, ShadowPool):
             copy.pool = self.pool.copy()
@@ -298,6 +303,16 @@ class World:
         seen = Observation(state.seen.snapshot, state.seen.handles, copy._read, copy._reports)
         copy.state = State(state.setting, state.model, seen)
         return copy
+
+    def _whole(self) -> bytes:
+        """The state of manager and handles; raises Opaque if it can't be seen."""
+        meaningless = self.setting.declared.meaningless.keys()
+        # In the order of names: when a handle was made is the driver's business.
+        whole = (self.manager, [self.handles[r] for r in sorted(self.handles)])
+        try:
+            return freeze(whole, meaningless)
+        except Opaque:
+            return fingerprint(whole, meaningless)
 
     def order(self, trust: Trust) -> tuple[int, ...]:
         """The requests with a handle, in an order that their names have no part in."""
@@ -324,10 +339,7 @@ class World:
                 inner: object = own({r: i for i, r in enumerate(order)})
                 tags = renaming(order, self.setting.stride)
             else:
-                inner = fingerprint(
-                    (self.manager, self.handles), self.setting.declared.meaningless.keys()
-                )
-                tags = None
+                inner, tags = self._whole(), None
             whole: Any = (
                 [(len(model.live.get(r, ())), r in model.live, *handles[r][1:]) for r in order],
                 inner,

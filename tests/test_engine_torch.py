@@ -17,6 +17,8 @@ from pagedkv.declarations import Raises
 from pagedkv.engines.torch_paged import TorchPagedAttention
 from pagedkv.protocol import Owned, Request, Snapshot
 
+NAMES = {r: r for r in range(8)}
+
 STRUCTURES = {"page_table", "physical_to_logical", "capacity", "empty_pages"}
 NOTE = Path(__file__).parents[1] / "notes" / "findings.md"
 
@@ -137,7 +139,7 @@ def test_out_of_blocks_is_declared_and_leaves_everything(call):
     manager = TorchPagedAttention(2, 1, 1)
     live = admit(manager, 0, 2)
     fresh = Request(1, 1)
-    before = manager.snapshot(), manager.state_key(), repr(live), repr(fresh)
+    before = manager.snapshot(), manager.state_key(NAMES), repr(live), repr(fresh)
     allocate, request = {
         "prefill": (manager.allocate_for_prefill, fresh),
         "decode": (manager.allocate_for_decode, live),
@@ -148,7 +150,7 @@ def test_out_of_blocks_is_declared_and_leaves_everything(call):
     (told,) = manager.declares.out_of_blocks
     assert isinstance(told, Raises)
     assert told.containing in str(refusal.value)
-    assert before == (manager.snapshot(), manager.state_key(), repr(live), repr(fresh))
+    assert before == (manager.snapshot(), manager.state_key(NAMES), repr(live), repr(fresh))
 
 
 def test_a_prefill_finds_a_row_even_when_each_block_has_its_request():
@@ -271,14 +273,14 @@ CORRUPTIONS: dict[str, Callable[[TorchPagedAttention], object]] = {
 
 @pytest.mark.parametrize("what", CORRUPTIONS)
 def test_the_key_tells_states_apart_that_differ_in_one_structure(manager, what):
-    before = manager.state_key()
-    assert before == manager.state_key()
+    before = manager.state_key(NAMES)
+    assert before == manager.state_key(NAMES)
     CORRUPTIONS[what](manager)
-    assert before != manager.state_key()
+    assert before != manager.state_key(NAMES)
 
 
 def test_the_key_is_hashable_and_marshals(manager):
-    key = manager.state_key()
+    key = manager.state_key(NAMES)
     assert marshal.loads(marshal.dumps(key)) == key
     assert isinstance(hash(key), int)
 
@@ -289,7 +291,7 @@ def test_the_key_tells_apart_which_row_a_request_has(manager):
         manager = TorchPagedAttention(2, 1, 1)
         for name in order:
             admit(manager, name, 1)
-        keys.add(manager.state_key())
+        keys.add(manager.state_key(NAMES))
     assert len(keys) == 2
 
 
@@ -297,19 +299,19 @@ def test_a_clone_equals_and_shares_nothing():
     manager = TorchPagedAttention(4, 2, 1)
     live, unnamed, fresh = admit(manager, 0, 3), admit(manager, 1, 1), Request(2, 2)
     twin, handles = manager.clone({0: live, 2: fresh})
-    assert (twin.state_key(), twin.snapshot()) == (manager.state_key(), manager.snapshot())
+    assert (twin.state_key(NAMES), twin.snapshot()) == (manager.state_key(NAMES), manager.snapshot())
     assert {name: repr(handle) for name, handle in handles.items()} == {
         0: repr(live),
         2: repr(fresh),
     }
-    before = manager.state_key(), manager.physical_kv_cache.clone(), repr(live), repr(fresh)
+    before = manager.state_key(NAMES), manager.physical_kv_cache.clone(), repr(live), repr(fresh)
     assert handles[0].tokens is not live.tokens
     twin.allocate_for_decode(handles[0])
     write(twin, handles[0])
     twin.release_request(handles[0])
     twin.release_request(next(handle for handle in twin._rows if handle.request_id == 1))
     twin.allocate_for_prefill(handles[2])
-    assert before[0] == manager.state_key()
+    assert before[0] == manager.state_key(NAMES)
     assert torch.equal(before[1], manager.physical_kv_cache)
     assert before[2:] == (repr(live), repr(fresh))
     assert len(unnamed.block_table) == 1
