@@ -70,21 +70,22 @@ def judge_others(step: Step) -> Judgement:
     if not others:
         return VACUOUS
     for r in others:
+        if (
+            before.handles.get(r) == after.handles.get(r)
+            and before.tables.get(r) == after.tables.get(r)
+            and before.snapshot.seq_lens.get(r) == after.snapshot.seq_lens.get(r)
+        ):
+            continue
         was = (before.tables.get(r), before.snapshot.seq_lens.get(r), before.handles.get(r))
         now = (after.tables.get(r), after.snapshot.seq_lens.get(r), after.handles.get(r))
-        if was != now:
-            what, old, new = next(
-                (what, old, new)
-                for what, old, new in zip(
-                    ("block_table", "seq_len", "handle"), was, now, strict=True
-                )
-                if old != new
-            )
-            return Broken(
-                f"{step.command} changed request {r}: {what} {old} before != {new} after",
-                (),
-                (r,),
-            )
+        what, old, new = next(
+            (what, old, new)
+            for what, old, new in zip(("block_table", "seq_len", "handle"), was, now, strict=True)
+            if old != new
+        )
+        return Broken(
+            f"{step.command} changed request {r}: {what} {old} before != {new} after", (), (r,)
+        )
     return HOLDS
 
 

@@ -97,15 +97,5 @@ class Model:
         """The model that forgets released requests; changes nothing."""
         return Model(self.live, {}) if self.released else self
 
-    def fresh_name(self, requests: int) -> int | None:
-        """The lowest request name that is neither live nor kept; None if there is none.
-
-        Names are interchangeable, so only the lowest is ever given out.
-        """
-        for name in range(requests):
-            if name not in self.live and name not in self.released:
-                return name
-        return None
-
 
 EMPTY = Model({}, {})

@@ -127,7 +127,7 @@ class _Campaign:
         plan = self._plan
         # Proofs are over the main scope: it may have most of the time.
         explored: list[Exploration] = []
-        for scope, share in zip(self._scopes, (0.6, 0.8), strict=True):
+        for scope, share in zip(self._scopes, (0.75, 0.9), strict=True):
             if not _interrupted(explored):
                 explored.append(self._explore(scope, self._limits(share)))
         found = _shortest(explored)

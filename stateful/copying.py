@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection
-from functools import lru_cache
+from functools import cache
 from io import BytesIO
 from typing import Any, cast
 
@@ -70,7 +70,7 @@ class _Freezer(pickle.Pickler):
         return object.__new__, (kind,), kept
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_faithful(kind: type) -> bool:
     if kind.__module__.partition(".")[0] in _FAITHFUL or issubclass(kind, type):
         return True

@@ -112,7 +112,7 @@ class _Stop(Exception):
 
 CHECKED_MERGES = 20
 """The first so many merges are checked, and then one in `MERGE_PERIOD`."""
-MERGE_PERIOD = 251
+MERGE_PERIOD = 1021
 
 
 class _Search:

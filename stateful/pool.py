@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -117,9 +116,12 @@ class TensorPool:
         if renaming is not None:
             # Poison is -1, which indexes the last entry: that is poison again. What is no tag
             # can't be renamed and stays, so that such states are told apart by names too.
-            with suppress(IndexError):
+            try:
                 rows = renaming[rows.astype(np.intp)].astype(rows.dtype)
-        return bytes(rows.tobytes())
+            except IndexError:
+                pass
+        whole: bytes = rows.tobytes()
+        return whole
 
 
 def _numpy_view(tensor: Tensor) -> Any:

@@ -84,7 +84,7 @@ def _possible(geometries: tuple[Geometry, ...], declared: Declarations) -> tuple
 PROFILES: Mapping[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile("quick", 20.0, 4, 100, 50, True, pair_requests=2, engine_blocks=3),
+        Profile("quick", 30.0, 4, 100, 50, True, pair_requests=2, engine_blocks=3),
         Profile("ci", 60.0, 5, 200, 50, True, pair_requests=3, engine_blocks=3),
         Profile("nightly", 600.0, 6, 5000, 100, False, pair_requests=3, engine_blocks=4),
     )

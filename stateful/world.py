@@ -84,6 +84,7 @@ class World:
                 )
         self.handles: dict[int, Request] = {}
         self._freed: frozenset[int] = frozenset()
+        self._menus: dict[object, list[Command]] = {}
         self.steps = 0
         self._open_pool(geometry)
         try:
@@ -115,7 +116,16 @@ class World:
 
     def candidates(self) -> list[Command]:
         """Every command that makes sense now, in canonical order; changes nothing."""
-        return candidates(self.state.model, self.setting)
+        model = self.state.model
+        # Few shapes, many states: which commands make sense depends on names and lengths only.
+        shape = (
+            tuple([(r, len(tags)) for r, tags in model.live.items()]),
+            tuple(model.released.items()),
+        )
+        menu = self._menus.get(shape)
+        if menu is None:
+            menu = self._menus[shape] = candidates(model, self.setting)
+        return menu
 
     def apply(self, command: Command) -> Step:
         """Run one command and return what it did. Mutates the world.
@@ -295,6 +305,7 @@ class World:
             except Opaque:
                 copy.manager, copy.handles = deepcopy(whole)
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
+        copy._menus = self._menus
         if isinstance(self.pool, ShadowPool):
             copy.pool = self.pool.copy()
         else:
@@ -317,6 +328,8 @@ class World:
     def order(self, trust: Trust) -> tuple[int, ...]:
         """The requests with a handle, in an order that their names have no part in."""
         handles = self.state.seen.handles
+        if len(handles) < 2:
+            return tuple(handles)
         if trust.key != "own":
             return tuple(sorted(handles))
         return tuple(sorted(handles, key=lambda r: (handles[r][1:], r)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from builders import message, setting, state
 
+from builders import message, setting, state
 from pagedkv.specs.free_list import judge_conserved, judge_counted, judge_disjoint, judge_valid
 from pagedkv.specs.properties import HOLDS, Broken
 
@@ -32,7 +32,7 @@ def test_rejects_a_free_block_beyond_the_pool():
 
 def test_rejects_a_negative_free_block():
     judgement = judge_valid(state({}, {}, free=(-1, 0, 1, 2, 3)))
-    assert "free_blocks has -1, which is not a usable block" == message(judgement)
+    assert message(judgement) == "free_blocks has -1, which is not a usable block"
 
 
 def test_rejects_a_reserved_free_block():
@@ -62,17 +62,15 @@ def test_every_block_that_is_free_and_held_is_named():
 
 def test_rejects_a_leaked_block_by_name():
     judgement = judge_conserved(state({0: 3}, {0: (0, 1)}, free=(3,)))
-    expected = (
-        "free(1) + held(2) + cached(0) != usable(4): leak, block 2 belongs to nobody"
-    )
+    expected = "free(1) + held(2) + cached(0) != usable(4): leak, block 2 belongs to nobody"
     assert Broken(expected, (2,)) == judgement
 
 
 def test_rejects_a_leak_of_several_blocks():
     judgement = judge_conserved(state({}, {}, free=(1, 3)))
     assert (
-        "free(2) + held(0) + cached(0) != usable(4): leak, blocks 0, 2 belong to nobody"
-        == message(judgement)
+        message(judgement)
+        == "free(2) + held(0) + cached(0) != usable(4): leak, blocks 0, 2 belong to nobody"
     )
 
 
@@ -86,9 +84,10 @@ def test_rejects_a_double_count():
 def test_rejects_sums_that_balance_over_a_lost_block():
     # Block 1 is held twice, block 2 by nobody: 2 + 2 = 4 all the same.
     judgement = judge_conserved(state({0: 1, 1: 1}, {0: (1,), 1: (1,)}, free=(0, 3)))
-    assert Broken(
-        "free(2) + held(2) + cached(0) = usable(4): leak, block 2 belongs to nobody", (2,)
-    ) == judgement
+    assert (
+        Broken("free(2) + held(2) + cached(0) = usable(4): leak, block 2 belongs to nobody", (2,))
+        == judgement
+    )
 
 
 def test_cached_blocks_are_neither_lost_nor_free():
@@ -117,4 +116,4 @@ def test_a_counter_is_held_against_the_tables_where_the_free_list_cannot_be_seen
     right = state({0: 3}, {0: (0, 1)}, free=None, num_free=2)
     wrong = state({0: 3}, {0: (0, 1)}, free=None, num_free=1)
     assert judge_counted(right) is HOLDS
-    assert "num_free = 1 != 2 = usable - held" == message(judge_counted(wrong))
+    assert message(judge_counted(wrong)) == "num_free = 1 != 2 = usable - held"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from builders import declaring, handle, message, setting, state, step
 
+from builders import declaring, handle, message, setting, state, step
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release, Resume
 from pagedkv.specs.lengths import judge_cover, judge_handle, judge_others, judge_seq_len
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken
@@ -37,7 +37,7 @@ def test_rejects_a_snapshot_of_another_length():
 
 def test_rejects_a_snapshot_that_forgets_a_length():
     judgement = judge_seq_len(state({0: 3}, {0: (0, 1)}, seq_lens={}))
-    assert "snapshot.seq_lens[0] = None != 3 = tokens put in" == message(judgement)
+    assert message(judgement) == "snapshot.seq_lens[0] = None != 3 = tokens put in"
 
 
 @pytest.mark.xfail(strict=True, reason="lengths of requests that are not live are not looked at")
@@ -47,15 +47,13 @@ def test_rejects_a_snapshot_with_the_length_of_a_request_that_is_not_live():
 
 
 def test_rejects_a_handle_of_another_length():
-    judgement = judge_seq_len(
-        state({0: 3}, {0: (0, 1)}, handles={0: handle(0, 2, (0, 1))})
-    )
+    judgement = judge_seq_len(state({0: 3}, {0: (0, 1)}, handles={0: handle(0, 2, (0, 1))}))
     assert Broken("request 0: seq_len = 2 != 3 = tokens put in", (), (0,)) == judgement
 
 
 def test_rejects_a_released_handle_that_forgets_its_length():
     judgement = judge_seq_len(state({}, {}, released={1: 3}, handles={1: handle(1, 1)}))
-    assert "request 1: seq_len = 1 != 3 = tokens put in" == message(judgement)
+    assert message(judgement) == "request 1: seq_len = 1 != 3 = tokens put in"
 
 
 @pytest.mark.parametrize(("tokens", "table"), [(4, (0, 1)), (1, (2,)), (3, (1, 0))])
@@ -112,7 +110,7 @@ def test_rejects_a_step_that_changes_anothers_length():
     before = state({0: 3, 1: 1}, TWO)
     after = state({0: 4, 1: 1}, TWO, seq_lens={0: 4, 1: 2})
     judgement = judge_others(step(Decode(0), before, after))
-    assert "decode(0) changed request 1: seq_len 1 before != 2 after" == message(judgement)
+    assert message(judgement) == "decode(0) changed request 1: seq_len 1 before != 2 after"
 
 
 def test_rejects_a_step_that_changes_anothers_handle():
@@ -165,7 +163,7 @@ def test_rejects_a_grant_that_leaves_seq_len_behind():
 def test_rejects_a_release_that_resets_seq_len():
     before, after = state({0: 3}, {0: (0, 1)}), state({}, {}, released={0: 3})
     judgement = judge_handle(step(Release(0), before, after, returned=handle(0, 0)))
-    assert "release(0): seq_len = 0 != 3 = tokens put in" == message(judgement)
+    assert message(judgement) == "release(0): seq_len = 0 != 3 = tokens put in"
 
 
 def test_rejects_a_handle_with_another_table_than_the_managers():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from builders import message, setting, state
-
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken
 from pagedkv.specs.tables import judge_unique, judge_valid, name_blocks, owners
 
@@ -59,7 +58,7 @@ def test_rejects_a_reserved_block_by_that_name():
 
 def test_rejects_a_reserved_block_that_is_also_called_usable():
     judgement = judge_valid(state({0: 1}, {0: (0,)}, reserved=frozenset({0})))
-    assert "block_table[0][0] = 0 is reserved" == message(judgement)
+    assert message(judgement) == "block_table[0][0] = 0 is reserved"
 
 
 def test_rejects_a_block_in_two_tables():
@@ -77,13 +76,13 @@ def test_rejects_a_block_twice_in_one_table():
 def test_the_lowest_shared_block_is_the_one_named():
     tables = {0: (3, 1), 1: (3, 1), 2: (3,)}
     judgement = judge_unique(state({0: 3, 1: 3, 2: 1}, tables))
-    assert "references(block 1) = 2 > 1: held by request 0, request 1" == message(judgement)
+    assert message(judgement) == "references(block 1) = 2 > 1: held by request 0, request 1"
 
 
 def test_owners_are_named_once_for_each_entry():
-    assert (0, 0, 2) == owners(state({}, {2: (5,), 0: (5, 5)}), 5)
+    assert owners(state({}, {2: (5,), 0: (5, 5)}), 5) == (0, 0, 2)
 
 
 def test_blocks_are_named_in_order_and_in_the_right_number():
-    assert "block 3" == name_blocks([3])
-    assert "blocks 1, 2" == name_blocks({2, 1})
+    assert name_blocks([3]) == "block 3"
+    assert name_blocks({2, 1}) == "blocks 1, 2"

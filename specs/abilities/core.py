@@ -151,6 +151,7 @@ _WHY: dict[Kind, str] = {
     "release-foreign": "its table names a block of another request",
     "release-stolen": "the request was never prefilled and carries another's table",
 }
+_OPERATION: dict[Kind, str] = {kind: kind.partition("-")[0] for kind in KINDS}
 _FORGED = frozenset(kind for kind in KINDS if "table" in _WHY[kind])
 
 
@@ -164,7 +165,7 @@ class Misuse(Command):
     @property
     def operation(self) -> str:
         """Which call: "prefill", "decode" or "release"."""
-        return self.kind.partition("-")[0]
+        return _OPERATION[self.kind]
 
     def enabled(self, model: Model, setting: Setting) -> bool:
         if setting.declared.on_wrong_use(self.operation) == "never":
@@ -254,20 +255,32 @@ def _blocks_due(model: Model, setting: Setting) -> int:
     return sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
 
 
+ALL_LENGTHS_UP_TO = 36
+"""Free tokens up to which every prompt length is tried; beyond, those at block edges."""
+
+
 def _lengths(model: Model, setting: Setting) -> list[int]:
     size = setting.geometry.block_size
-    fits = max(0, len(setting.usable) - _blocks_due(model, setting)) * size
-    return [*range(1, fits + 2), *([] if fits >= setting.capacity else [setting.capacity + 1])]
+    blocks = max(0, len(setting.usable) - _blocks_due(model, setting))
+    fits = blocks * size
+    if fits <= ALL_LENGTHS_UP_TO:
+        lengths = set(range(1, fits + 2))
+    else:
+        edges = {n for k in range(blocks + 1) for n in (k * size - 1, k * size, k * size + 1)}
+        lengths = {n for n in edges if n > 0}
+    return sorted({*lengths, setting.capacity + 1})
 
 
 def candidates(model: Model, setting: Setting) -> Iterator[Command]:
     """Every command that makes sense after this history, in canonical order; changes nothing.
 
-    Prompts are every length that the logically free blocks hold, one token more, and one token
-    more than the whole pool holds: running out is tried by one block and by many.
+    Prompts are every length that the logically free blocks hold (in large pools: every one at a
+    block's edge), one token more, and one token more than the whole pool holds: running out is
+    tried by one block and by many. A released name is given out again where nothing can resume.
     """
     live, kept = sorted(model.live), sorted(model.released)
-    fresh = model.fresh_name(setting.requests)
+    taken = model.live.keys() | (model.released.keys() if setting.declared.resumes else ())
+    fresh = next((r for r in range(setting.requests) if r not in taken), None)
     for r in live:
         yield Decode(r)
     if fresh is not None:
@@ -278,13 +291,10 @@ def candidates(model: Model, setting: Setting) -> Iterator[Command]:
     if setting.declared.resumes:
         for r in kept:
             yield Resume(r)
-    names = [*live, *kept] if fresh is None else [*live, *kept, fresh]
     for kind in KINDS:
-        for r in names:
-            command = Misuse(r, kind)
-            if (r == fresh or r not in kept or kind.endswith("released")) and command.enabled(
-                model, setting
-            ):
+        names = kept if kind.endswith("-released") else [] if fresh is None else [fresh]
+        for r in [*live, *names]:
+            if (command := Misuse(r, kind)).enabled(model, setting):
                 yield command
 
 

@@ -1,0 +1,51 @@
+"""Commands as JSON: each comes back as it was, and what is none is refused with what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pagedkv.specs.abilities.core import KINDS, Decode, Misuse, Prefill, Release, Resume
+from pagedkv.specs.catalogue import COMMANDS, command_from_json
+
+EVERY = [Decode(0), Prefill(1, 4), Release(2), Resume(0), *(Misuse(1, kind) for kind in KINDS)]
+
+
+@pytest.mark.parametrize("command", EVERY, ids=str)
+def test_a_command_survives_its_json(command):
+    assert command == command_from_json(json.loads(json.dumps(command.to_json())))
+
+
+def test_a_commands_json_has_its_op_and_its_fields():
+    assert Prefill(1, 4).to_json() == {"op": "prefill", "request": 1, "tokens": 4}
+    assert str(Prefill(1, 4)) == "prefill(1, 4)"
+
+
+def test_every_command_of_the_catalogue_is_tested_here():
+    assert set(COMMANDS) == {command.op for command in EVERY}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([1], "a command is an object with an op, like decode, not [1]"),
+        ({}, "op = None is none of decode, prefill, release, resume, misuse"),
+        ({"op": "fork"}, "op = 'fork' is none of decode, prefill, release, resume, misuse"),
+        ({"op": ["decode"]}, "op = ['decode'] is none of decode"),
+        ({"op": "decode"}, "decode has the fields ['request'], got []"),
+        (
+            {"op": "decode", "request": 0, "tokens": 1},
+            "decode has the fields ['request'], got ['request', 'tokens']",
+        ),
+        ({"op": "decode", "request": -1}, "request = -1 must be an integer >= 0"),
+        ({"op": "decode", "request": True}, "request = True must be an integer >= 0"),
+        ({"op": "decode", "request": 1.0}, "request = 1.0 must be an integer >= 0"),
+        ({"op": "prefill", "request": 0, "tokens": "4"}, "tokens = '4' must be an integer >= 0"),
+        ({"op": "misuse", "request": 0, "kind": "odd"}, "kind = 'odd' is none of prefill-live, "),
+    ],
+)
+def test_what_is_no_command_is_refused_with_what_is_wrong(data, words):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
+        command_from_json(data)
+    assert str(caught.value).startswith(words)

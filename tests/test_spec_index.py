@@ -1,0 +1,172 @@
+"""Index structures agree with the tables, on plain data."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import handle, message, setting, state
+from pagedkv.protocol import Owned
+from pagedkv.specs.index import (
+    judge_capacities,
+    judge_handles,
+    judge_ref_counts,
+    judge_reports,
+    judge_reverse_map,
+)
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken
+from pagedkv.specs.steps import Unreadable
+
+LIVE, TABLES = {0: 3, 1: 1}, {0: (0, 2), 1: (1,)}
+MAP = frozenset({Owned(0, 0, 0), Owned(0, 1, 2), Owned(1, 0, 1)})
+
+
+def seen(**fields):
+    return state(LIVE, TABLES, **fields)
+
+
+def test_accepts_handles_that_carry_the_managers_tables():
+    assert judge_handles(state(LIVE, TABLES, released={2: 4})) is HOLDS
+
+
+def test_no_handle_no_judgement():
+    assert judge_handles(state({}, {})) is VACUOUS
+
+
+def test_rejects_a_handle_with_another_table():
+    judgement = judge_handles(seen(handles={0: handle(0, 3, (2, 0))}))
+    expected = "request 0: block_table = [2, 0] != [0, 2] in the manager's snapshot"
+    assert Broken(expected, (), (0,)) == judgement
+
+
+def test_rejects_a_released_handle_that_still_carries_a_table():
+    judgement = judge_handles(state({}, {}, released={1: 2}, handles={1: handle(1, 2, (3,))}))
+    assert message(judgement) == "request 1: block_table = [3] != [] in the manager's snapshot"
+
+
+def test_accepts_the_reverse_map_that_the_tables_imply():
+    assert judge_reverse_map(seen(reverse_map=MAP)) is HOLDS
+    assert judge_reverse_map(state({}, {}, reverse_map=frozenset())) is HOLDS
+
+
+def test_rejects_a_reverse_map_without_an_entry():
+    judgement = judge_reverse_map(seen(reverse_map=MAP - {Owned(0, 1, 2)}))
+    expected = "block_table[0][1] = 2, but the reverse map has no such entry"
+    assert Broken(expected, (2,)) == judgement
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (Owned(0, 2, 3), "request 0: block 3 -> logical 2"),
+        (Owned("row 2", 0, 3), "row 2: block 3 -> logical 0"),
+    ],
+    ids=["request", "row"],
+)
+def test_rejects_a_reverse_map_with_an_entry_too_many(entry, words):
+    judgement = judge_reverse_map(seen(reverse_map=MAP | {entry}))
+    expected = f"reverse map has {words}, but no live request's table says so"
+    assert Broken(expected, (3,)) == judgement
+
+
+def test_accepts_capacities_of_whole_blocks():
+    assert judge_capacities(seen(capacities={0: 4, 1: 2, "row 2": 0})) is HOLDS
+    assert judge_capacities(state({}, {}, capacities={})) is VACUOUS
+
+
+@pytest.mark.parametrize(
+    ("capacities", "words"),
+    [
+        ({0: 3, 1: 2}, "capacity of request 0 = 3 != 4 = 2 block(s) x block_size 2"),
+        ({0: 4}, "capacity of request 1 = 0 != 2 = 1 block(s) x block_size 2"),
+        ({0: 4, 1: 2, 2: 2}, "capacity of request 2 = 2 != 0 = 0 block(s) x block_size 2"),
+        ({0: 4, 1: 2, "row 2": 2}, "capacity of row 2 = 2 != 0 = 0 block(s) x block_size 2"),
+    ],
+    ids=["too small", "missing", "stale request", "stale row"],
+)
+def test_rejects_a_capacity_that_is_not_what_the_table_holds(capacities, words):
+    assert words == message(judge_capacities(seen(capacities=capacities)))
+
+
+def test_accepts_one_reference_for_each_table_entry():
+    assert judge_ref_counts(seen(ref_counts={0: 1, 1: 1, 2: 1, 3: 0})) is HOLDS
+    assert judge_ref_counts(seen(ref_counts={0: 1, 1: 1, 2: 1})) is HOLDS
+
+
+def test_a_reserved_block_may_have_references():
+    within = setting(usable=frozenset({1, 2, 3}))
+    shown = state(
+        {0: 1}, {0: (1,)}, within=within, ref_counts={0: 1, 1: 1}, reserved=frozenset({0})
+    )
+    assert judge_ref_counts(shown) is HOLDS
+
+
+@pytest.mark.parametrize(
+    ("counts", "block", "words"),
+    [
+        ({0: 2, 1: 1, 2: 1}, 0, "ref_count[0] = 2 != 1 = table entries that name it"),
+        ({0: 1, 1: 1}, 2, "ref_count[2] = 0 != 1 = table entries that name it"),
+        ({0: 1, 1: 1, 2: 1, 3: 1}, 3, "ref_count[3] = 1 != 0 = table entries that name it"),
+    ],
+    ids=["too many", "missing", "of a free block"],
+)
+def test_rejects_a_reference_count_that_is_not_the_entries(counts, block, words):
+    assert Broken(words, (block,)) == judge_ref_counts(seen(ref_counts=counts))
+
+
+def test_accepts_the_arithmetic_of_length_and_table():
+    assert judge_reports(seen()) is HOLDS
+
+
+def test_no_live_request_no_report():
+    assert judge_reports(state({}, {}, released={0: 1})) is VACUOUS
+
+
+RIGHT = {
+    "logical_tokens": 3,
+    "allocated_tokens": 4,
+    "unused_tail_tokens": 1,
+    "utilization": 0.75,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "due"),
+    [
+        ("logical_tokens", 4, 3),
+        ("allocated_tokens", 3, 4),
+        ("unused_tail_tokens", 0, 1),
+        ("utilization", 1.0, 0.75),
+        pytest.param(
+            "utilization",
+            float("nan"),
+            0.75,
+            marks=pytest.mark.xfail(strict=True, reason="abs(nan - x) > y is false"),
+        ),
+        pytest.param(
+            "utilization",
+            "75%",
+            0.75,
+            marks=pytest.mark.xfail(strict=True, raises=TypeError, reason="a string is no number"),
+        ),
+    ],
+)
+def test_rejects_a_report_with_a_wrong_number(name, wrong, due):
+    judgement = judge_reports(seen(reports={0: {**RIGHT, name: wrong}}))
+    expected = f"allocation_report of request 0: {name} = {wrong} != {due}"
+    assert Broken(expected, (), (0,)) == judgement
+
+
+def test_rejects_a_report_without_one_of_its_numbers():
+    short = {name: value for name, value in RIGHT.items() if name != "utilization"}
+    judgement = judge_reports(seen(reports={0: short}))
+    assert message(judgement) == "allocation_report of request 0: utilization = None != 0.75"
+
+
+def test_rejects_a_report_that_raises():
+    judgement = judge_reports(seen(reports={1: Unreadable("KeyError: 1")}))
+    assert Broken("allocation_report of request 1: KeyError: 1", (), (1,)) == judgement
+
+
+def test_a_request_without_blocks_uses_none_of_them():
+    judgement = judge_reports(state({0: 3}, {}))
+    assert judgement is HOLDS
