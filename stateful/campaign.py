@@ -162,7 +162,7 @@ class _Campaign:
 
     def _limits(self, share: float) -> Limits:
         hard = self._left(share) if self._plan.hard else self._left(share) + 2 * self._plan.seconds
-        return Limits(self._left(share), self._plan.profile.depth, hard)
+        return Limits(self._left(share), self._plan.profile.depth, hard, beyond=1)
 
     def _judge(self) -> Judge:
         return Judge(self._plan.chosen(), self._offered)

@@ -49,7 +49,7 @@ class _Freezer(pickle.Pickler):
         self._meaningless = meaningless
 
     def reducer_override(self, value: object) -> Any:
-        kind = type(value)
+        kind: type = type(value)
         if not _is_faithful(kind):
             if _is_tensor(kind):
                 return _as_tensor, (cast(Any, value).detach().numpy(),)

@@ -71,12 +71,15 @@ class Limits:
 
     seconds: after so long, but not before every history of `at_least` commands was tried, unless
     `hard_seconds` are over too: on a slow machine a verdict is worth waiting for.
+    beyond: once a history was found that ends in a violation, so many commands longer ones, and
+    all of `at_least` commands, are still tried for what else is broken.
     """
 
     seconds: float | None = None
     at_least: int = 0
     hard_seconds: float | None = None
     depth: int | None = None
+    beyond: int | None = None
     states: int | None = None
     enough: Collection[str] | None = None
     """Property ids: stop once each has been found broken."""
@@ -149,8 +152,7 @@ class _Search:
         try:
             self._begin()
             while any(self._frontier):
-                if self._limits.depth is not None and self._depth >= self._limits.depth:
-                    raise _Stop(f"depth limit of {self._limits.depth}")
+                self._deep_enough()
                 for frontier in self._frontier:
                     for node in frontier:
                         self._expand(node)
@@ -171,6 +173,20 @@ class _Search:
             trust=self.trust,
             doubts=doubts,
         )
+
+    def _deep_enough(self) -> None:
+        limits = self._limits
+        if limits.depth is not None and self._depth >= limits.depth:
+            raise _Stop(f"depth limit of {limits.depth}")
+        if limits.beyond is None:
+            return
+        fatal = [
+            len(found.commands)
+            for found in self._found.values()
+            if not found.violation.property.redundant
+        ]
+        if fatal and self._depth >= max(min(fatal) + limits.beyond, limits.at_least):
+            raise _Stop(f"a violation was found, and all of {self._depth} commands were tried")
 
     def _begin(self) -> None:
         for g, geometry in enumerate(self._geometries):
@@ -224,13 +240,9 @@ class _Search:
         self._merges += 1
         if self._merges > CHECKED_MERGES and self._merges % MERGE_PERIOD:
             return
-
-        def here() -> System:
-            world = self._paths.fork(parent)
-            world.apply(command)
-            return world
-
-        difference = same_from_here(here, lambda: self._paths.fork(known), self.trust)
+        difference = same_from_here(
+            self._paths.copies(parent, command), self._paths.copies(known), self.trust
+        )
         if difference is not None:
             raise Distrust("key", f"two states with one key: {difference}")
 

@@ -100,6 +100,20 @@ class Paths:
             self._check(node, world)
         return world
 
+    def copies(self, node: int, *after: Command) -> Callable[[], System]:
+        """A maker of worlds at `node`, each moved by the commands `after`."""
+
+        def make() -> System:
+            world = self.fork(node)
+            for command in after:
+                world.apply(command)
+            return world
+
+        if self._trust.clone == "none":
+            return make
+        first = make()
+        return lambda: self._clone(first)
+
     def replay(self, node: int) -> System:
         """A fresh world moved to `node`; raises NotDeterministic if it arrives elsewhere."""
         world = self._make(self._geometries[self._nodes.geometry(node)])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from hashlib import blake2b
 from typing import Any, Self
+from weakref import ref
 
 from pagedkv.declarations import Declarations, Raises
 from pagedkv.protocol import PagedKVManager, Request, Snapshot
@@ -85,6 +86,7 @@ class World:
         self.handles: dict[int, Request] = {}
         self._freed: frozenset[int] = frozenset()
         self._menus: dict[object, list[Command]] = {}
+        self._reader = _Reader(self)
         self.steps = 0
         self._open_pool(geometry)
         try:
@@ -211,7 +213,7 @@ class World:
     def _observe(self, model: Model) -> Observation:
         snapshot = self._snapshot(model)
         handles = {r: _view(request) for r, request in self.handles.items()}
-        return Observation(snapshot, handles, self._read, self._reports)
+        return Observation(snapshot, handles, self._reader.read, self._reader.reports)
 
     def _snapshot(self, model: Model) -> Snapshot:
         take = getattr(self.manager, "snapshot", None)
@@ -228,8 +230,8 @@ class World:
             free_blocks=None if free is None else tuple(free),
         )
 
-    def _read(self) -> Contents:
-        """What each live request reads back now."""
+    def read(self) -> Contents:
+        """What each live request reads back now; changes nothing."""
         own = getattr(self.manager, "get_physical_cache", None)
         read: dict[int, tuple[float, ...] | Unreadable] = {}
         for r, tags in self.state.model.live.items():
@@ -256,7 +258,8 @@ class World:
                 return Unreadable(f"position {p} reads {row}, from more than one token")
         return tuple(row[0] for row in rows)
 
-    def _reports(self) -> Mapping[int, Report | Unreadable] | None:
+    def reports(self) -> Mapping[int, Report | Unreadable] | None:
+        """The allocation report of each live request; None where the manager has none."""
         own = getattr(self.manager, "allocation_report", None)
         if own is None:
             return None
@@ -305,13 +308,15 @@ class World:
             except Opaque:
                 copy.manager, copy.handles = deepcopy(whole)
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
-        copy._menus = self._menus
+        copy._menus, copy._reader = self._menus, _Reader(copy)
         if isinstance(self.pool, ShadowPool):
             copy.pool = self.pool.copy()
         else:
             copy.pool = TensorPool(copy.manager.physical_kv_cache)
         state = self.state
-        seen = Observation(state.seen.snapshot, state.seen.handles, copy._read, copy._reports)
+        seen = Observation(
+            state.seen.snapshot, state.seen.handles, copy._reader.read, copy._reader.reports
+        )
         copy.state = State(state.setting, state.model, seen)
         return copy
 
@@ -362,6 +367,27 @@ class World:
             return blake2b(marshal.dumps(whole, 0), digest_size=16).digest()
         except (Opaque, ValueError):
             return None
+
+
+class _Reader:
+    """Reads a world without keeping it alive: a search makes and drops a million of them."""
+
+    __slots__ = ("_world",)
+
+    def __init__(self, world: World) -> None:
+        self._world = ref(world)
+
+    def _live(self) -> World:
+        world = self._world()
+        if world is None:
+            raise RuntimeError("the world of this observation is gone: read before it moves on")
+        return world
+
+    def read(self) -> Contents:
+        return self._live().read()
+
+    def reports(self) -> Mapping[int, Report | Unreadable] | None:
+        return self._live().reports()
 
 
 def _view(request: Request) -> Handle:

@@ -1,0 +1,371 @@
+"""The world's pool: tags in the manager's tensor or in a shadow of it, and what they catch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from allocators import Plain, broken, moved, violations, world
+from builders import declaring
+from pagedkv import KVCacheManager
+from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
+from pagedkv.specs.model import POISON
+from pagedkv.stateful.pool import ShadowPool, TensorPool, renaming
+from pagedkv.stateful.trust import Trust
+from pagedkv.stateful.world import CannotDrive
+
+OF_FOUR = [(block, offset) for block in range(4) for offset in range(2)]
+
+
+def contents(here):
+    return {r: tuple(read) for r, read in here.state.seen.read().items()}
+
+
+def pooled(**fields):
+    """The reference with another tensor."""
+
+    class Pooled(KVCacheManager):
+        def __init__(self, *geometry):
+            super().__init__(*geometry)
+            for name, make in fields.items():
+                setattr(self, name, make(self))
+
+    return Pooled
+
+
+@pytest.mark.parametrize("factory", [KVCacheManager, Plain], ids=["tensor", "shadow"])
+def test_tokens_are_tagged_where_the_table_says_and_freed_blocks_poisoned(factory):
+    here = world(factory)
+    assert here.pool.read(OF_FOUR) == (POISON,) * 8
+    tag = here.setting.tag
+    moved(here, Prefill(0, 3), Prefill(1, 1))
+    expected = (tag(0, 0), tag(0, 1), tag(0, 2), POISON, tag(1, 0), POISON, POISON, POISON)
+    assert expected == here.pool.read(OF_FOUR)
+    moved(here, Release(0), Decode(1))
+    assert (POISON,) * 4 + (tag(1, 0), tag(1, 1), POISON, POISON) == here.pool.read(OF_FOUR)
+
+
+@pytest.mark.parametrize("factory", [KVCacheManager, Plain], ids=["tensor", "shadow"])
+def test_a_resumed_request_is_tagged_again(factory):
+    here = moved(world(factory), Prefill(0, 3), Release(0), Resume(0))
+    assert contents(here) == {0: tuple(here.setting.tag(0, p) for p in range(3))}
+
+
+def test_every_row_of_a_wide_pool_carries_the_tag():
+    here = moved(world(KVCacheManager, head_dim=2), Prefill(0, 3))
+    assert (here.manager.physical_kv_cache[:2].reshape(4, 2).tolist()) == [
+        [1.0, 1.0],
+        [2.0, 2.0],
+        [3.0, 3.0],
+        [-1.0, -1.0],
+    ]
+
+
+def test_a_row_from_more_than_one_token_cannot_be_read():
+    class Torn(KVCacheManager):
+        def get_physical_cache(self, req):
+            cache = super().get_physical_cache(req)
+            cache[1:, 1] = cache[:-1, 1].clone()
+            return cache
+
+    found = broken(world(Torn, head_dim=2), Prefill(0, 2))
+    expected = (
+        "cache of request 0 can't be read: position 1 reads [2.0, 1.0], from more than one token"
+    )
+    assert expected == found["contents"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+def test_a_pool_of_any_wide_enough_type_will_do(dtype):
+    here = world(pooled(physical_kv_cache=lambda self: self.physical_kv_cache.to(dtype)))
+    moved(here, Prefill(0, 3), Prefill(1, 2), Release(0), Decode(1))
+    assert contents(here) == {1: tuple(here.setting.tag(1, p) for p in range(3))}
+    twin = here.clone(Trust("whole", "deep"))
+    assert twin.key(Trust("whole")) == here.key(Trust("whole")) is not None
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 2, 1, 1), (4, 1, 1), (4, 2, 2), ()], ids=str)
+def test_a_tensor_of_another_shape_cannot_be_driven(shape):
+    with pytest.raises(CannotDrive) as caught:
+        world(pooled(physical_kv_cache=lambda self: torch.zeros(shape)))
+    assert str(caught.value) == (
+        f"physical_kv_cache has shape {list(shape)}, not [num_blocks, 2, 1]"
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda self: torch.zeros((4, 2, 1), dtype=torch.uint8), id="uint8"),
+        pytest.param(lambda self: self.physical_kv_cache.numpy(), id="numpy"),
+    ],
+)
+@pytest.mark.xfail(strict=True, raises=(OverflowError, AttributeError), reason="not foreseen")
+def test_a_pool_that_cannot_hold_the_tags_cannot_be_driven(make):
+    with pytest.raises(CannotDrive):
+        world(pooled(physical_kv_cache=make))
+
+
+@pytest.mark.xfail(strict=True, reason="tags beyond 256 are rounded")
+def test_a_large_pool_of_a_narrow_type_raises_no_alarm():
+    bfloat16 = pooled(physical_kv_cache=lambda self: self.physical_kv_cache.bfloat16())
+    assert broken(world(bfloat16, 64, 8), Prefill(0, 300)) == {}
+
+
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        (lambda req: torch.zeros(req.seq_len + 1, 1), "shape [4, 1] != [3, 1]"),
+        (lambda req: torch.zeros(req.seq_len), "shape [3] != [3, 1]"),
+        (lambda req: None, "AttributeError: 'NoneType' object has no attribute 'shape'"),
+        (lambda req: 1 / 0, "ZeroDivisionError: division by zero"),
+    ],
+    ids=["length", "dimensions", "nothing", "raises"],
+)
+def test_a_cache_that_cannot_be_read_says_why(cache, words):
+    unreadable = type(
+        "Bad", (KVCacheManager,), {"get_physical_cache": lambda self, req: cache(req)}
+    )
+    found = broken(world(unreadable), Prefill(0, 3))
+    assert {"contents": f"cache of request 0 can't be read: {words}"} == found
+
+
+def test_without_a_way_to_read_the_tensor_the_table_is_read():
+    class Silent(Plain):
+        def __init__(self, num_blocks, block_size, head_dim):
+            super().__init__(num_blocks, block_size, head_dim)
+            self.physical_kv_cache = torch.zeros(num_blocks, block_size, head_dim)
+
+    here = moved(world(Silent), Prefill(0, 3))
+    assert contents(here) == {0: (1.0, 2.0, 3.0)}
+    here.manager.physical_kv_cache[1, 0] = 7
+    assert (
+        "cache of request 0, position 2: reads token 6 of request 0" in (broken(here)["contents"])
+    )
+
+
+class Aliasing(KVCacheManager):
+    """Gives the second request the first one's last block, and shows sums that balance."""
+
+    def allocate_for_prefill(self, req):
+        super().allocate_for_prefill(req)
+        others = [lease for name, lease in self._live.items() if name != req.request_id]
+        if others:
+            shared = others[0].blocks[-1]
+            lease = self._live[req.request_id]
+            req.block_table = [*lease.blocks[:-1], shared]
+            self._live[req.request_id] = lease._replace(blocks=tuple(req.block_table))
+
+
+def test_a_block_handed_to_two_is_caught_by_its_contents_when_it_happens():
+    found = violations(world(Aliasing, 4, 1), Prefill(0, 1), Prefill(1, 1))
+    messages = {violation.property.id: violation.broken.message for violation in found}
+    assert {2} == {violation.step for violation in found}
+    assert messages["contents"] == (
+        "cache of request 0, position 0: reads token 0 of request 1 != token 0 of request 0"
+    )
+    assert messages["conservation"] == (
+        "free(2) + held(2) + cached(0) = usable(4): leak, block 1 belongs to nobody"
+    )
+
+
+def test_aliasing_that_no_table_shows_is_caught_by_the_contents_alone():
+    class Secret(Plain):
+        """Tables are right; what is read for the second request is the first one's."""
+
+        def slots(self, req):
+            table = [0] if req.request_id else req.block_table
+            return [(0, table[p // 2], p % 2) for p in range(req.seq_len)]
+
+    here = moved(world(Secret), Prefill(0, 1))
+    assert {"contents"} == broken(here, Prefill(1, 1)).keys()
+
+
+def test_a_freed_block_that_is_still_read_shows_poison():
+    class Early(KVCacheManager):
+        """Takes a live request's block away when another is released."""
+
+        def release_request(self, req):
+            super().release_request(req)
+            for lease in self._live.values():
+                lease.handle.block_table[0] = self._free[0]
+
+    here = moved(world(Early), Prefill(0, 1), Prefill(1, 1))
+    assert (
+        "reads nothing (a free or unwritten slot) != token 0 of request 1"
+        in (broken(here, Release(0))["contents"])
+    )
+
+
+def test_slots_say_where_the_tokens_are():
+    class Padded(Plain):
+        """Block 0 is the null block, with which every table is filled up behind."""
+
+        declares = declaring(lookahead=3)
+
+        def __init__(self, num_blocks, block_size, head_dim):
+            super().__init__(num_blocks + 1, block_size, head_dim)
+            self.free.remove(0)
+
+        def slots(self, req):
+            real = [block for block in (0, *req.block_table, 0) if block]
+            return [(0, real[p // 2], 1 - p % 2) for p in range(req.seq_len)]
+
+    here = world(Padded)
+    here.apply(Prefill(0, 3))
+    assert contents(here) == {0: (1, 2, 3)}
+    assert here.pool.read([(1, 0), (1, 1), (2, 0), (2, 1)]) == (2, 1, POISON, 3)
+
+
+def test_slots_that_miss_a_token_are_caught():
+    class Short(Plain):
+        def slots(self, req):
+            return [(0, req.block_table[p // 2], p % 2) for p in range(min(2, req.seq_len))]
+
+    here = moved(world(Short), Prefill(0, 2))
+    assert broken(here, Decode(0))["contents"] == "cache of request 0 has 2 != 3 tokens"
+
+
+def test_a_manager_is_told_of_computed_tokens_after_they_were_written():
+    told = []
+
+    class Publishing(KVCacheManager):
+        hashed: frozenset[int] = frozenset()
+
+        def computed(self, req):
+            told.append((req.request_id, self.get_physical_cache(req).flatten().tolist()))
+            self.hashed |= set(req.block_table)
+
+        def snapshot(self):
+            return replace(super().snapshot(), num_free=len(self._free) - 4 * len(self.hashed))
+
+    here = world(Publishing)
+    step = here.apply(Prefill(0, 2))
+    assert told == [(0, [1.0, 2.0])]
+    assert step.after.seen.snapshot.num_free == -1
+    here.apply(Prefill(1, 9))
+    assert len(told) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="a release writes no tokens")
+def test_a_release_computes_nothing():
+    class Publishing(KVCacheManager):
+        def computed(self, req):
+            self._live[req.request_id]
+
+    assert broken(world(Publishing), Prefill(0, 2), Release(0)) == {}
+
+
+def test_lookahead_blocks_are_held_but_not_read():
+    class Ahead(Plain):
+        declares = declaring(lookahead=1)
+
+        def allocate_for_prefill(self, req):
+            blocks = -(-req.seq_len // self.block_size)
+            req.block_table = self.take(min(blocks + 1, max(blocks, len(self.free))))
+
+        def allocate_for_decode(self, req):
+            if -(-(req.seq_len + 1) // self.block_size) > len(req.block_table):
+                req.block_table = [*req.block_table, *self.take(1)]
+            req.seq_len += 1
+
+    found = broken(world(Ahead), Prefill(0, 2), Decode(0), Prefill(1, 3))
+    assert {name: words for name, words in found.items() if name != "misuse-refused"} == {}
+    here = moved(world(Ahead), Prefill(0, 2))
+    assert contents(here) == {0: (1, 2)}
+    assert len(here.state.seen.tables[0]) == 2
+
+
+def test_reserved_blocks_are_never_written_or_expected():
+    class Reserved(Plain):
+        def __init__(self, num_blocks, block_size, head_dim):
+            super().__init__(num_blocks + 1, block_size, head_dim)
+            self.free.remove(0)
+            self.tables = {}
+
+        def snapshot(self):
+            from pagedkv import Snapshot
+
+            live = {r: q for r, q in self.tables.items() if q.block_table}
+            return Snapshot(
+                block_tables={r: tuple(q.block_table) for r, q in live.items()},
+                seq_lens={r: q.seq_len for r, q in live.items()},
+                free_blocks=tuple(self.free),
+                blocks=frozenset({1, 2, 3, 4}),
+                reserved=frozenset({0}),
+            )
+
+        def take(self, blocks):
+            return super().take(blocks)
+
+        def allocate_for_prefill(self, req):
+            super().allocate_for_prefill(req)
+            self.tables[req.request_id] = req
+
+    here = moved(
+        world(Reserved), Prefill(0, 8), Prefill(1, 1), Decode(0), Release(0), Prefill(1, 1)
+    )
+    assert here.pool.read([(0, 0), (0, 1)]) == (POISON, POISON)
+
+
+def test_tables_may_be_kept_outside_the_handles():
+    class Outside(KVCacheManager):
+        declares = declaring(
+            tables_outside=True, wrong_use=dict.fromkeys(("prefill", "decode", "release"), "never")
+        )
+
+        def seen(self, call, req):
+            lease = self._live.get(req.request_id)
+            req.block_table = list(lease.blocks) if lease else []
+            try:
+                call(req)
+            finally:
+                req.block_table = []
+
+        def allocate_for_prefill(self, req):
+            self.seen(super().allocate_for_prefill, req)
+
+        def allocate_for_decode(self, req):
+            self.seen(super().allocate_for_decode, req)
+
+        def release_request(self, req):
+            self.seen(super().release_request, req)
+
+        get_physical_cache = None
+        allocation_report = None
+
+    moved(world(Outside), Prefill(0, 3), Prefill(1, 9), Decode(0), Decode(0), Release(0), Resume(0))
+
+
+def test_pools_agree_and_leave_out_what_lies_outside():
+    tensor, shadow = TensorPool(torch.zeros(2, 2, 1)), ShadowPool(2)
+    for pool in (tensor, shadow):
+        pool.poison([0, 1, 5])
+        pool.write([(0, 1), (1, 0)], [3, 4])
+        assert pool.read([(0, 0), (0, 1), (1, 0)]) == (POISON, 3, 4)
+        pool.poison([1])
+        assert pool.read([(1, 0)]) == (POISON,)
+    tensor.write([(5, 0), (-1, 0)], [8, 9])
+    assert tensor.read([(5, 0), (-1, 0), (1, 0)]) == (POISON, POISON, POISON)
+
+
+@pytest.mark.parametrize("shadow", [True, False], ids=["shadow", "tensor"])
+def test_keys_of_pools_are_equal_up_to_the_names_of_requests(shadow):
+    stride = 4
+
+    def filled(*tags):
+        pool = ShadowPool(2) if shadow else TensorPool(torch.full((1, 2, 1), float(POISON)))
+        pool.write([(0, i) for i in range(len(tags))], tags)
+        return pool
+
+    def tag(r, p):
+        return 1 + r * stride + p
+
+    plain = filled(tag(0, 0), tag(1, 2)).key(renaming((0, 1), stride))
+    assert plain == filled(tag(1, 0), tag(0, 2)).key(renaming((1, 0), stride))
+    assert plain != filled(tag(1, 0), tag(0, 2)).key(renaming((0, 1), stride))
+    assert plain != filled(tag(1, 0), tag(0, 1)).key(renaming((1, 0), stride))
+    assert plain != filled(tag(0, 0)).key(renaming((0, 1), stride))
+    assert filled(tag(0, 0)).key(None) == filled(tag(2, 0)).key(renaming((2,), stride))
