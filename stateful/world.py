@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from hashlib import blake2b
 from typing import Any, Self
-from weakref import ref
 
 from pagedkv.declarations import Declarations, Raises
 from pagedkv.protocol import PagedKVManager, Request, Snapshot
@@ -22,7 +21,6 @@ from pagedkv.specs.steps import (
     Contents,
     Done,
     Grant,
-    Handle,
     NoBlocks,
     Observation,
     Outcome,
@@ -35,6 +33,7 @@ from pagedkv.specs.steps import (
 )
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
+from pagedkv.stateful.observe import reconstruct, reports_of, snapshot_of, view
 from pagedkv.stateful.pool import Pool, ShadowPool, Slot, TensorPool, renaming
 from pagedkv.stateful.trust import Trust
 
@@ -86,7 +85,6 @@ class World:
         self.handles: dict[int, Request] = {}
         self._freed: frozenset[int] = frozenset()
         self._menus: dict[object, list[Command]] = {}
-        self._reader = _Reader(self)
         self.steps = 0
         self._open_pool(geometry)
         try:
@@ -100,7 +98,7 @@ class World:
             usable = frozenset(range(geometry.num_blocks)) - snapshot.reserved
         self.setting = Setting(geometry, declared, usable, requests, keeps_released)
         self.pool.poison(usable)
-        self.state = State(self.setting, EMPTY, self._observe(EMPTY))
+        self._model, self._seen, self._views = EMPTY, self._snapshot(EMPTY), {}
 
     def _open_pool(self, geometry: Geometry) -> None:
         tensor = getattr(self.manager, "physical_kv_cache", None)
@@ -116,9 +114,17 @@ class World:
                 )
             self.pool = TensorPool(tensor)
 
+    @property
+    def state(self) -> State:
+        """What is known and seen now; made anew each time, since a world that kept it would hold
+        itself, and a search makes and drops a million worlds.
+        """
+        seen = Observation(self._seen, self._views, self.read, self.reports)
+        return State(self.setting, self._model, seen)
+
     def candidates(self) -> list[Command]:
         """Every command that makes sense now, in canonical order; changes nothing."""
-        model = self.state.model
+        model = self._model
         # Few shapes, many states: which commands make sense depends on names and lengths only.
         shape = (
             tuple([(r, len(tags)) for r, tags in model.live.items()]),
@@ -140,11 +146,11 @@ class World:
         expected = command.expect(before.model, setting)
         undo = command.prepare(self.handles, before)
         request = self.handles[command.request]
-        given = returned = _view(request)
+        given = returned = view(request)
         outcome = self._call(command, request)
         reused: frozenset[int] = frozenset()
         try:
-            returned = _view(request)
+            returned = view(request)
             if isinstance(outcome, Done) and isinstance(expected, Grant):
                 model = command.advance(before.model, setting)
                 seen = self._observe(model)
@@ -157,7 +163,9 @@ class World:
         except Exception as error:
             what = f"when it was observed after the call: {error}"
             outcome, after = Raised(type(error).__name__, what), before
-        self.state = after if setting.keeps_released else self._forget(after)
+        self._model, self._seen, self._views = after.model, after.seen.snapshot, after.seen.handles
+        if after.model.released and not setting.keeps_released:
+            self._forget()
         return Step(self.steps, command, expected, outcome, given, returned, before, after, reused)
 
     def _call(self, command: Command, request: Request) -> Outcome:
@@ -194,7 +202,7 @@ class World:
         for r, tags in model.live.items():
             old = before.model.live.get(r, ())
             if len(tags) > len(old):
-                slots = self._slots(r, seen, len(tags))[len(old) :]
+                slots = self._slots(r, seen.tables, len(tags))[len(old) :]
                 self.pool.write(slots, tags[len(old) : len(old) + len(slots)])
         computed = getattr(self.manager, "computed", None)
         if computed is not None:
@@ -202,88 +210,46 @@ class World:
             seen = self._observe(model)
         return seen, taken & self._freed
 
-    def _slots(self, request: int, seen: Observation, seq_len: int) -> list[Slot]:
+    def _slots(
+        self, request: int, tables: Mapping[int, tuple[int, ...]], seq_len: int
+    ) -> list[Slot]:
         """The slot of each position, as the manager's own map or else the table says."""
         own = getattr(self.manager, "slots", None)
         if own is not None:
             return [(block, offset) for _, block, offset in own(self.handles[request])]
-        size, table = self.setting.geometry.block_size, seen.tables.get(request, ())
+        size, table = self.setting.geometry.block_size, tables.get(request, ())
         return [(table[p // size], p % size) for p in range(min(seq_len, len(table) * size))]
 
     def _observe(self, model: Model) -> Observation:
         snapshot = self._snapshot(model)
-        handles = {r: _view(request) for r, request in self.handles.items()}
-        return Observation(snapshot, handles, self._reader.read, self._reader.reports)
+        handles = {r: view(request) for r, request in self.handles.items()}
+        return Observation(snapshot, handles, self.read, self.reports)
 
     def _snapshot(self, model: Model) -> Snapshot:
-        take = getattr(self.manager, "snapshot", None)
-        if take is not None:
-            snapshot = take()
-            if not isinstance(snapshot, Snapshot):
-                raise TypeError(f"snapshot() must give a pagedkv.Snapshot, got {snapshot!r}")
-            return snapshot
-        live = {r: self.handles[r] for r in model.live}
-        free = getattr(self.manager, "free_blocks", None)
-        return Snapshot(
-            block_tables={r: tuple(request.block_table) for r, request in live.items()},
-            seq_lens={r: request.seq_len for r, request in live.items()},
-            free_blocks=None if free is None else tuple(free),
-        )
+        return snapshot_of(self.manager, {r: self.handles[r] for r in model.live})
 
     def read(self) -> Contents:
         """What each live request reads back now; changes nothing."""
         own = getattr(self.manager, "get_physical_cache", None)
+        width = self.setting.geometry.head_dim
         read: dict[int, tuple[float, ...] | Unreadable] = {}
-        for r, tags in self.state.model.live.items():
+        for r, tags in self._model.live.items():
             if own is None:
-                slots = self._slots(r, self.state.seen, len(tags))
-                read[r] = self.pool.read(slots)
+                read[r] = self.pool.read(self._slots(r, self._seen.block_tables, len(tags)))
             else:
-                read[r] = self._reconstruct(own, r, len(tags))
+                read[r] = reconstruct(own, self.handles[r], len(tags), width)
         return read
 
-    def _reconstruct(
-        self, get: Callable[[Request], Any], r: int, seq_len: int
-    ) -> tuple[float, ...] | Unreadable:
-        try:
-            cache = get(self.handles[r])
-            shape, width = tuple(cache.shape), self.setting.geometry.head_dim
-            if shape != (seq_len, width):
-                return Unreadable(f"shape {list(shape)} != [{seq_len}, {width}]")
-            rows = cache.tolist()
-        except Exception as error:
-            return Unreadable(f"{type(error).__name__}: {error}")
-        for p, row in enumerate(rows):
-            if any(value != row[0] for value in row):
-                return Unreadable(f"position {p} reads {row}, from more than one token")
-        return tuple(row[0] for row in rows)
-
     def reports(self) -> Mapping[int, Report | Unreadable] | None:
-        """The allocation report of each live request; None where the manager has none."""
-        own = getattr(self.manager, "allocation_report", None)
-        if own is None:
-            return None
-        reports: dict[int, Report | Unreadable] = {}
-        for r in self.state.model.live:
-            try:
-                reports[r] = dict(own(self.handles[r]))
-            except Exception as error:
-                reports[r] = Unreadable(f"{type(error).__name__}: {error}")
-        return reports
+        """The allocation report of each live request; None where the manager makes none."""
+        return reports_of(self.manager, self.handles, self._model.live)
 
-    def _forget(self, state: State) -> State:
+    def _forget(self) -> None:
         """Drop the handles of released requests."""
-        if not state.model.released:
-            return state
-        for r in state.model.released:
+        for r in self._model.released:
             self.handles.pop(r, None)
-        seen, live = state.seen, state.model.live
-        handles = {r: handle for r, handle in seen.handles.items() if r in live}
-        return State(
-            state.setting,
-            state.model.without_released(),
-            Observation(seen.snapshot, handles, seen.read, seen.reports),
-        )
+        self._model = self._model.without_released()
+        self._views = {r: handle for r, handle in self._views.items() if r in self._model.live}
 
     def hooks(self) -> Trust:
         """Which of `state_key` and `clone` the manager brings of its own."""
@@ -308,16 +274,12 @@ class World:
             except Opaque:
                 copy.manager, copy.handles = deepcopy(whole)
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
-        copy._menus, copy._reader = self._menus, _Reader(copy)
+        copy._menus = self._menus
         if isinstance(self.pool, ShadowPool):
             copy.pool = self.pool.copy()
         else:
             copy.pool = TensorPool(copy.manager.physical_kv_cache)
-        state = self.state
-        seen = Observation(
-            state.seen.snapshot, state.seen.handles, copy._reader.read, copy._reader.reports
-        )
-        copy.state = State(state.setting, state.model, seen)
+        copy._model, copy._seen, copy._views = self._model, self._seen, self._views
         return copy
 
     def _whole(self) -> bytes:
@@ -332,7 +294,7 @@ class World:
 
     def order(self, trust: Trust) -> tuple[int, ...]:
         """The requests with a handle, in an order that their names have no part in."""
-        handles = self.state.seen.handles
+        handles = self._views
         if len(handles) < 2:
             return tuple(handles)
         if trust.key != "own":
@@ -350,7 +312,7 @@ class World:
         if trust.key == "none":
             return None
         order = self.order(trust) if order is None else order
-        model, handles = self.state.model, self.state.seen.handles
+        model, handles = self._model, self._views
         own = own_hook(self.manager, "state_key") if trust.key == "own" else None
         try:
             if own is not None:
@@ -367,31 +329,3 @@ class World:
             return blake2b(marshal.dumps(whole, 0), digest_size=16).digest()
         except (Opaque, ValueError):
             return None
-
-
-class _Reader:
-    """Reads a world without keeping it alive: a search makes and drops a million of them."""
-
-    __slots__ = ("_world",)
-
-    def __init__(self, world: World) -> None:
-        self._world = ref(world)
-
-    def _live(self) -> World:
-        world = self._world()
-        if world is None:
-            raise RuntimeError("the world of this observation is gone: read before it moves on")
-        return world
-
-    def read(self) -> Contents:
-        return self._live().read()
-
-    def reports(self) -> Mapping[int, Report | Unreadable] | None:
-        return self._live().reports()
-
-
-def _view(request: Request) -> Handle:
-    table, tokens = request.block_table, request.tokens
-    if type(table) is not list:
-        table = [int(block) for block in table]
-    return Handle(request.request_id, request.seq_len, tuple(table), tuple(tokens))

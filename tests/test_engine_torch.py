@@ -17,7 +17,7 @@ from pagedkv.declarations import Raises
 from pagedkv.engines.torch_paged import TorchPagedAttention
 from pagedkv.protocol import Owned, Request, Snapshot
 
-NAMES = {r: r for r in range(8)}
+NAMES = {r: r for r in range(16)}
 
 STRUCTURES = {"page_table", "physical_to_logical", "capacity", "empty_pages"}
 NOTE = Path(__file__).parents[1] / "notes" / "findings.md"

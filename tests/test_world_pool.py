@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from allocators import Plain, broken, moved, violations, world
-from builders import declaring
 from pagedkv import KVCacheManager
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.model import POISON
@@ -125,10 +122,11 @@ def test_a_large_pool_of_a_narrow_type_raises_no_alarm():
     ids=["length", "dimensions", "nothing", "raises"],
 )
 def test_a_cache_that_cannot_be_read_says_why(cache, words):
-    unreadable = type(
-        "Bad", (KVCacheManager,), {"get_physical_cache": lambda self, req: cache(req)}
-    )
-    found = broken(world(unreadable), Prefill(0, 3))
+    class Bad(KVCacheManager):
+        def get_physical_cache(self, req):
+            return cache(req)
+
+    found = broken(world(Bad), Prefill(0, 3))
     assert {"contents": f"cache of request 0 can't be read: {words}"} == found
 
 
@@ -197,146 +195,6 @@ def test_a_freed_block_that_is_still_read_shows_poison():
         "reads nothing (a free or unwritten slot) != token 0 of request 1"
         in (broken(here, Release(0))["contents"])
     )
-
-
-def test_slots_say_where_the_tokens_are():
-    class Padded(Plain):
-        """Block 0 is the null block, with which every table is filled up behind."""
-
-        declares = declaring(lookahead=3)
-
-        def __init__(self, num_blocks, block_size, head_dim):
-            super().__init__(num_blocks + 1, block_size, head_dim)
-            self.free.remove(0)
-
-        def slots(self, req):
-            real = [block for block in (0, *req.block_table, 0) if block]
-            return [(0, real[p // 2], 1 - p % 2) for p in range(req.seq_len)]
-
-    here = world(Padded)
-    here.apply(Prefill(0, 3))
-    assert contents(here) == {0: (1, 2, 3)}
-    assert here.pool.read([(1, 0), (1, 1), (2, 0), (2, 1)]) == (2, 1, POISON, 3)
-
-
-def test_slots_that_miss_a_token_are_caught():
-    class Short(Plain):
-        def slots(self, req):
-            return [(0, req.block_table[p // 2], p % 2) for p in range(min(2, req.seq_len))]
-
-    here = moved(world(Short), Prefill(0, 2))
-    assert broken(here, Decode(0))["contents"] == "cache of request 0 has 2 != 3 tokens"
-
-
-def test_a_manager_is_told_of_computed_tokens_after_they_were_written():
-    told = []
-
-    class Publishing(KVCacheManager):
-        hashed: frozenset[int] = frozenset()
-
-        def computed(self, req):
-            told.append((req.request_id, self.get_physical_cache(req).flatten().tolist()))
-            self.hashed |= set(req.block_table)
-
-        def snapshot(self):
-            return replace(super().snapshot(), num_free=len(self._free) - 4 * len(self.hashed))
-
-    here = world(Publishing)
-    step = here.apply(Prefill(0, 2))
-    assert told == [(0, [1.0, 2.0])]
-    assert step.after.seen.snapshot.num_free == -1
-    here.apply(Prefill(1, 9))
-    assert len(told) == 1
-
-
-@pytest.mark.xfail(strict=True, reason="a release writes no tokens")
-def test_a_release_computes_nothing():
-    class Publishing(KVCacheManager):
-        def computed(self, req):
-            self._live[req.request_id]
-
-    assert broken(world(Publishing), Prefill(0, 2), Release(0)) == {}
-
-
-def test_lookahead_blocks_are_held_but_not_read():
-    class Ahead(Plain):
-        declares = declaring(lookahead=1)
-
-        def allocate_for_prefill(self, req):
-            blocks = -(-req.seq_len // self.block_size)
-            req.block_table = self.take(min(blocks + 1, max(blocks, len(self.free))))
-
-        def allocate_for_decode(self, req):
-            if -(-(req.seq_len + 1) // self.block_size) > len(req.block_table):
-                req.block_table = [*req.block_table, *self.take(1)]
-            req.seq_len += 1
-
-    found = broken(world(Ahead), Prefill(0, 2), Decode(0), Prefill(1, 3))
-    assert {name: words for name, words in found.items() if name != "misuse-refused"} == {}
-    here = moved(world(Ahead), Prefill(0, 2))
-    assert contents(here) == {0: (1, 2)}
-    assert len(here.state.seen.tables[0]) == 2
-
-
-def test_reserved_blocks_are_never_written_or_expected():
-    class Reserved(Plain):
-        def __init__(self, num_blocks, block_size, head_dim):
-            super().__init__(num_blocks + 1, block_size, head_dim)
-            self.free.remove(0)
-            self.tables = {}
-
-        def snapshot(self):
-            from pagedkv import Snapshot
-
-            live = {r: q for r, q in self.tables.items() if q.block_table}
-            return Snapshot(
-                block_tables={r: tuple(q.block_table) for r, q in live.items()},
-                seq_lens={r: q.seq_len for r, q in live.items()},
-                free_blocks=tuple(self.free),
-                blocks=frozenset({1, 2, 3, 4}),
-                reserved=frozenset({0}),
-            )
-
-        def take(self, blocks):
-            return super().take(blocks)
-
-        def allocate_for_prefill(self, req):
-            super().allocate_for_prefill(req)
-            self.tables[req.request_id] = req
-
-    here = moved(
-        world(Reserved), Prefill(0, 8), Prefill(1, 1), Decode(0), Release(0), Prefill(1, 1)
-    )
-    assert here.pool.read([(0, 0), (0, 1)]) == (POISON, POISON)
-
-
-def test_tables_may_be_kept_outside_the_handles():
-    class Outside(KVCacheManager):
-        declares = declaring(
-            tables_outside=True, wrong_use=dict.fromkeys(("prefill", "decode", "release"), "never")
-        )
-
-        def seen(self, call, req):
-            lease = self._live.get(req.request_id)
-            req.block_table = list(lease.blocks) if lease else []
-            try:
-                call(req)
-            finally:
-                req.block_table = []
-
-        def allocate_for_prefill(self, req):
-            self.seen(super().allocate_for_prefill, req)
-
-        def allocate_for_decode(self, req):
-            self.seen(super().allocate_for_decode, req)
-
-        def release_request(self, req):
-            self.seen(super().release_request, req)
-
-        get_physical_cache = None
-        allocation_report = None
-
-    moved(world(Outside), Prefill(0, 3), Prefill(1, 9), Decode(0), Decode(0), Release(0), Resume(0))
 
 
 def test_pools_agree_and_leave_out_what_lies_outside():
