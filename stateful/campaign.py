@@ -127,9 +127,9 @@ class _Campaign:
         plan = self._plan
         # Proofs are over the main scope: it may have most of the time.
         explored: list[Exploration] = []
-        for scope, share in zip(self._scopes, (0.75, 0.9), strict=True):
+        for scope, (start, end) in zip(self._scopes, ((0.0, 0.75), (0.75, 0.85)), strict=True):
             if not _interrupted(explored):
-                explored.append(self._explore(scope, self._limits(share)))
+                explored.append(self._explore(scope, self._limits(start, end)))
         found = _shortest(explored)
         examples = [self._proven(found[name], explored) for name in sorted(found)]
         randomly = _Random()
@@ -157,12 +157,18 @@ class _Campaign:
             seconds=monotonic() - self._start,
         )
 
-    def _left(self, share: float = 1.0) -> float:
-        return max(0.1, self._start + share * self._plan.seconds - monotonic())
+    def _left(self, end: float = 1.0) -> float:
+        """Seconds of real time until that part of the budget is over; always a moment."""
+        return max(0.1, self._start + end * self._plan.seconds - monotonic())
 
-    def _limits(self, share: float) -> Limits:
-        hard = self._left(share) if self._plan.hard else self._left(share) + 2 * self._plan.seconds
-        return Limits(self._left(share), self._plan.profile.depth, hard, beyond=1)
+    def _limits(self, start: float, end: float) -> Limits:
+        seconds = self._plan.seconds
+        return Limits(
+            seconds=(end - start) * seconds,
+            at_least=self._plan.profile.depth,
+            hard_seconds=self._left(end) if self._plan.hard else 3 * seconds,
+            beyond=1,
+        )
 
     def _judge(self) -> Judge:
         return Judge(self._plan.chosen(), self._offered)
@@ -183,7 +189,7 @@ class _Campaign:
         scope = self._scopes[0]
         if scope.name != "fixed" and not _interrupted(explored):
             name = found.violation.property.id
-            limits = Limits(self._left(0.9), depth=len(found.commands), enough={name})
+            limits = Limits(hard_seconds=self._left(), depth=len(found.commands), enough={name})
             fixed = self._explore(fixed_scope(self._declared), limits)
             found = min((found, fixed.found.get(name, found)), key=_order)
             explored = [fixed, *explored[1:]]
@@ -205,7 +211,7 @@ class _Campaign:
             judge=judge,
             settings=settings_for(self._plan.profile.name),
             seed=self._plan.seed,
-            seconds=self._left(),
+            seconds=max(self._left(), 0.1 * self._plan.seconds),
             look_past=found.keys(),
         )
         self._evaluations.update(judge.evaluations)

@@ -104,7 +104,7 @@ def _start(index: int, name: str, resolve: Resolve, plan: Plan) -> _Child:
         process.start()
     theirs.close()
     now = monotonic()
-    return _Child(index, name, process, ours, now, now + 3 * plan.seconds + GRACE_SECONDS)
+    return _Child(index, name, process, ours, now, now + 7 * plan.seconds + GRACE_SECONDS)
 
 
 def _listen(

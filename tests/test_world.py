@@ -128,11 +128,10 @@ def failing(seen):
 
 def test_a_manager_that_cannot_be_observed_after_a_call_is_a_call_that_raised():
     here = world(with_snapshot(failing))
-    before = here.state
     step = here.apply(Prefill(0, 3))
     assert Raised("KeyError", "when it was observed after the call: 'gone'") == step.outcome
-    assert step.before is before
-    assert step.after is before
+    assert step.after is step.before
+    assert here.state.seen.snapshot == step.before.seen.snapshot
     found = broken(world(with_snapshot(failing)), Prefill(0, 3))
     assert "prefill(0, 3): raised KeyError: when it was observed" in found["answered"]
 
