@@ -129,7 +129,7 @@ def assert_holds(
     scope = Scope("replay", (geometry,), names, keeps_released=True)
     checked = _as_subject(target)
     world = checked.world(scope, geometry)
-    judge = Judge(chosen, offered(world.state, peer=len(checked.factories) > 1))
+    judge = Judge(chosen, offered(*world.states))
     ran = replay(lambda: checked.world(scope, geometry), history, judge)
     if ran.violations:
         run = ", ".join(map(str, ran.commands)) or "a fresh pool"

@@ -36,9 +36,9 @@ class Returns:
 
     value: Hashable
 
-
-def _nothing() -> Mapping[str, str]:
-    return MappingProxyType({})
+    def says(self, value: object) -> bool:
+        """Whether a call that returned `value` said so: same type, equal; changes nothing."""
+        return type(value) is type(self.value) and value == self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Declarations:
     """
 
     out_of_blocks: tuple[Raises | Returns, ...] = (Raises(RuntimeError, "OOM"),)
-    wrong_use: Mapping[str, WrongUse] = field(default_factory=lambda: MappingProxyType({}))
+    wrong_use: Mapping[str, WrongUse] = field(default_factory=dict)
     lookahead: int = 0
     refuses_early: bool = False
     reorders_free: bool = False
@@ -73,11 +73,13 @@ class Declarations:
     block_sizes: tuple[int, ...] | None = None
     max_blocks: int | None = None
     engine: bool = False
-    never_reached: Mapping[str, str] = field(default_factory=_nothing)
-    meaningless: Mapping[str, str] = field(default_factory=_nothing)
-    because: Mapping[str, str] = field(default_factory=_nothing)
+    never_reached: Mapping[str, str] = field(default_factory=dict)
+    meaningless: Mapping[str, str] = field(default_factory=dict)
+    because: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("wrong_use", "never_reached", "meaningless", "because"):
+            object.__setattr__(self, name, dict(getattr(self, name)))
         as_int("lookahead", self.lookahead, minimum=0)
         for operation, use in self.wrong_use.items():
             if operation not in OPERATIONS:

@@ -1,4 +1,4 @@
-"""What a person sees: progress while targets are checked, then the report.
+"""What a person sees when targets were checked: the report.
 
 Nothing is read as markup, and nothing is cut: what a target says is shown as it is.
 """
@@ -7,29 +7,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
-from time import monotonic
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.properties import Sometimes
-from pagedkv.stateful.report import PropertyResult, Report, TargetReport, Verdict
+from pagedkv.stateful.report import Counterexample, PropertyResult, Report, TargetReport, Verdict
 from pagedkv.stateful.reproducer import pytest_function
-from pagedkv.stateful.text import counterexample_text, plain
+from pagedkv.stateful.text import by_history, counterexamples_text, plain, together
 
 if TYPE_CHECKING:
-    from pagedkv.stateful.processes import Update
     from pagedkv.targets import Builtin
-
-PLAIN_SECONDS = 10.0
-"""How often a target's progress is a line where there is no terminal."""
-
-Listener = Callable[["Update | TargetReport"], None]
 
 _STYLES: dict[Verdict, str] = {
     "passed": "green",
@@ -55,107 +47,6 @@ def console_on(stream: IO[str]) -> Console:
     return _Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-# ---------------------------------------------------------------- progress
-
-
-@contextmanager
-def progress(
-    stream: IO[str],
-    names: Sequence[str],
-    budget: float,
-    done: MutableMapping[str, TargetReport],
-) -> Iterator[Listener]:
-    """What to tell of the campaigns: bars on a terminal, lines elsewhere and in CI.
-
-    Puts each report into `done` as it comes.
-    """
-    console = console_on(stream)
-    live = console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
-    with _bars(console, names, budget) if live else _lines(console, budget) as tell:
-
-        def listen(event: Update | TargetReport) -> None:
-            if isinstance(event, TargetReport):
-                done[event.target] = event
-            tell(event)
-
-        yield listen
-
-
-@contextmanager
-def _lines(console: Console, budget: float) -> Iterator[Listener]:
-    """One line when a target starts, one now and then, one when it ends."""
-    last: dict[str, float] = {}
-    pace = _Pace(budget)
-
-    def tell(event: Update | TargetReport) -> None:
-        if isinstance(event, TargetReport):
-            console.print(f"{event.target}: {_outcome(event)}")
-        elif event.target not in last:
-            last[event.target] = monotonic()
-            pace.words(event)
-            console.print(f"{event.target}: started, at most {budget:.0f} s")
-        elif monotonic() - last[event.target] >= PLAIN_SECONDS:
-            last[event.target] = monotonic()
-            console.print(f"{event.target}: {pace.words(event)}")
-
-    yield tell
-
-
-@contextmanager
-def _bars(console: Console, names: Sequence[str], budget: float) -> Iterator[Listener]:
-    """One bar a target, filled as its budget is spent; gone when all is done."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=16),
-        TextColumn("{task.fields[what]}", markup=False),
-    )
-    pace = _Pace(budget)
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {
-            name: bars.add_task(name, total=budget, what="waiting") for name in names
-        }
-
-        def tell(event: Update | TargetReport) -> None:
-            task = tasks[event.target]
-            if isinstance(event, TargetReport):
-                bars.update(task, completed=budget, what=_outcome(event))
-            else:
-                bars.update(task, completed=event.elapsed, what=pace.words(event))
-
-        yield tell
-
-
-class _Pace:
-    """Words for how far campaigns are; the rate is that of the phase, since its first event."""
-
-    def __init__(self, budget: float) -> None:
-        self._budget = budget
-        self._seen: dict[str, tuple[Update, Update]] = {}  # the phase's first event, and the last
-
-    def words(self, event: Update) -> str:
-        at = event.progress
-        left = max(0.0, self._budget - event.elapsed)
-        return (
-            f"{event.phase}, {_count(at.states, 'state')}, "
-            f"{_count(at.transitions, 'transition')}, depth {at.depth}{self._rate(event)}, "
-            f"{left:.0f} s left"
-        )
-
-    def _rate(self, event: Update) -> str:
-        first, last = self._seen.get(event.target, (event, event))
-        done = event.progress.transitions
-        if event.phase != first.phase or done < last.progress.transitions:
-            first = event  # another phase, or a search that began again
-        self._seen[event.target] = (first, event)
-        seconds = event.elapsed - first.elapsed
-        return f", {(done - first.progress.transitions) / seconds:,.0f}/s" if seconds > 0 else ""
-
-
-def _outcome(target: TargetReport) -> str:
-    return f"{_words(target.verdict)} in {target.seconds:.1f} s"
-
-
 # ---------------------------------------------------------------- the report
 
 
@@ -179,25 +70,43 @@ def show_target(console: Console, target: TargetReport) -> None:
         console.print(f"  not relied on: {plain(doubt)}")
     console.print()
     _show_properties(console, target)
-    for example in target.counterexamples:
-        console.print(Text(counterexample_text(example)))
+    for group in by_history(target.counterexamples):
+        console.print(Text(counterexamples_text(group)))
         console.print("\nAs a test:\n")
-        console.print(Text(pytest_function(example, target.target)))
+        console.print(Text(_test_of(group, target.target)))
+
+
+def _test_of(group: Sequence[Counterexample], target: str) -> str:
+    """One test for counterexamples that have one history.
+
+    For several it judges every property: it fails while any of them is broken.
+    """
+    if len(group) == 1:
+        return pytest_function(group[0], target)
+    first, more = group[0], len(group) - 1
+    whole = replace(
+        together(group),
+        property=f"{first.property} and {more} more",
+        equation=first.equation,
+        message="; ".join(f"{example.property}: {example.message}" for example in group),
+    )
+    lines = pytest_function(whole, target).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("        property="))
 
 
 def _headline(target: TargetReport) -> Text:
     unexpected = sum(not example.expected for example in target.counterexamples)
     expected = len(target.counterexamples) - unexpected
-    counts = [_count(unexpected, "violation")] if unexpected else []
-    counts += [_count(expected, "expected failure")] if expected else []
+    counts = [count(unexpected, "violation")] if unexpected else []
+    counts += [count(expected, "expected failure")] if expected else []
     coverage = target.coverage
     facts = [
-        _count(coverage.states, "state"),
-        _count(coverage.transitions, "transition"),
+        count(coverage.states, "state"),
+        count(coverage.transitions, "transition"),
         "exhausted" if coverage.exhausted else f"stopped ({plain(coverage.stopped or 'early')})",
     ]
     if coverage.random_steps:
-        facts.append(_count(coverage.random_steps, "random step"))
+        facts.append(count(coverage.random_steps, "random step"))
     verdict = _words(target.verdict).upper() + (f" ({', '.join(counts)})" if counts else "")
     return Text.assemble(
         f"{target.target}: ",
@@ -276,6 +185,11 @@ def _show_summary(console: Console, report: Report) -> None:
         )
 
 
+def outcome(target: TargetReport) -> str:
+    """A target's verdict and time, in a few words; changes nothing."""
+    return f"{_words(target.verdict)} in {target.seconds:.1f} s"
+
+
 def hints(report: Report, profile: str) -> list[str]:
     """What to do next, for each kind of outcome that there was; changes nothing."""
     verdicts = {target.verdict for target in report.targets}
@@ -307,5 +221,6 @@ def _words(verdict: Verdict) -> str:
     return verdict.replace("_", " ")
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """A number with its noun, in the plural where it takes one."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -30,6 +30,9 @@ PROPERTIES: Mapping[str, Property] = {
 }
 
 
+_EXAMPLE = '{"op": "decode", "request": 0}'
+
+
 def candidates(model: Model, setting: Setting) -> list[Command]:
     """Every command that makes sense after this history, in canonical order; changes nothing."""
     return [c for ability in ABILITIES for c in ability.candidates(model, setting)]
@@ -38,7 +41,7 @@ def candidates(model: Model, setting: Setting) -> list[Command]:
 def command_from_json(data: object) -> Command:
     """The command that `data` describes; changes nothing. Raises ValueError with what is wrong."""
     if not isinstance(data, dict):
-        raise ValueError(f"a command is an object with an op, like decode, not {data!r}")
+        raise ValueError(f"a command is an object like {_EXAMPLE}, not {data!r}")
     op = data.get("op")
     if not isinstance(op, str) or op not in COMMANDS:
         raise ValueError(f"op = {op!r} is none of {', '.join(COMMANDS)}")
@@ -58,12 +61,22 @@ def _check_values(kind: type[Command], values: Mapping[str, Any]) -> None:
         if choices:
             if value not in choices:
                 raise ValueError(f"{name} = {value!r} is none of {', '.join(choices)}")
-        elif type(value) is not int or value < 0:
-            raise ValueError(f"{name} = {value!r} must be an integer >= 0")
+            continue
+        least = 0 if name == "request" else 1
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name} = {value!r} must be an integer >= {least}")
 
 
-def offered(state: State, *, peer: bool) -> frozenset[Need]:
-    """What can be observed of a target, from a fresh state of it; changes nothing."""
+def offered(*states: State) -> frozenset[Need]:
+    """What can be observed of a target, from a fresh state of it; changes nothing.
+
+    Two states are those of two targets in lockstep: what both have.
+    """
+    common = frozenset.intersection(*map(_offered_by, states))
+    return common | {Need.PEER} if len(states) > 1 else common
+
+
+def _offered_by(state: State) -> frozenset[Need]:
     snapshot, declared = state.seen.snapshot, state.setting.declared
     has = {
         Need.FREE_LIST: snapshot.free_blocks is not None,
@@ -72,7 +85,6 @@ def offered(state: State, *, peer: bool) -> frozenset[Need]:
         Need.REVERSE_MAP: snapshot.reverse_map is not None,
         Need.CAPACITIES: snapshot.capacities is not None,
         Need.REPORT: state.seen.reports() is not None,
-        Need.PEER: peer,
         Need.HANDLE_TABLES: not declared.tables_outside,
         Need.WRONG_USE: any(
             declared.on_wrong_use(operation) != "never" for operation in OPERATIONS

@@ -27,6 +27,8 @@ class Command(ABC):
     """One call on a manager. `request` is the request's name in the history."""
 
     op: ClassVar[str]
+    takes_blocks: ClassVar[bool] = True
+    """Whether running out of blocks is an answer that the call can give."""
     request: int
 
     @abstractmethod

@@ -9,6 +9,7 @@ num_free = |free|
 from __future__ import annotations
 
 from pagedkv.specs.properties import HOLDS, Broken, EveryState, Judgement, Need, Property
+from pagedkv.specs.show import show
 from pagedkv.specs.steps import State
 from pagedkv.specs.tables import name_blocks, owners
 
@@ -24,11 +25,11 @@ def judge_valid(state: State) -> Judgement:
     free, usable = _free(state), state.setting.usable
     for block in free:
         if block in state.seen.snapshot.reserved:
-            return Broken(f"free_blocks has {block}, which is reserved", (block,))
+            return Broken(f"free_blocks names block {block}, which is reserved", (block,))
         if block not in usable:
-            return Broken(f"free_blocks has {block}, which is not a usable block", (block,))
+            return Broken(f"free_blocks names {block}, which is no usable block", (block,))
         if free.count(block) > 1:
-            return Broken(f"free_blocks has block {block} {free.count(block)} times", (block,))
+            return Broken(f"free_blocks names block {block} {free.count(block)} times", (block,))
     return HOLDS
 
 
@@ -40,8 +41,7 @@ def judge_disjoint(state: State) -> Judgement:
     block = min(both)
     who = owners(state, block)
     return Broken(
-        f"free & held = {set(sorted(both))} != {{}}: block {block} is free and held by "
-        f"request {who[0]}",
+        f"free & held = {show(both)} != {{}}: block {block} is free and held by request {who[0]}",
         tuple(sorted(both)),
         tuple(sorted(set(who))),
     )
@@ -62,11 +62,28 @@ def judge_conserved(state: State) -> Judgement:
     relation = "!=" if total != len(usable) else "="
     equation = f"{sums} {relation} usable({len(usable)})"
     if total > len(usable):
-        return Broken(f"{equation}: double count of {total - len(usable)}", tuple(sorted(lost)))
-    if not lost:
-        return Broken(f"{equation}: leak of {len(usable) - total}")
+        twice = [b for b in sorted(known) if _count(state, b) > 1]
+        who = "; ".join(f"block {b}: {', '.join(_places(state, b))}" for b in twice[:3])
+        strays = name_blocks(known - usable) + " not usable" if known - usable else ""
+        why = "; ".join(filter(None, (who, strays)))
+        return Broken(f"{equation}: double count, {why}", tuple(twice))
     verb = "belongs" if len(lost) == 1 else "belong"
     return Broken(f"{equation}: leak, {name_blocks(lost)} {verb} to nobody", tuple(sorted(lost)))
+
+
+def _places(state: State, block: int) -> list[str]:
+    """Everywhere that a block is counted."""
+    free = _free(state).count(block)
+    return [
+        *(["free"] if free == 1 else [f"free {free} times"] if free else []),
+        *(f"held by request {r}" for r in owners(state, block)),
+        *(["cached"] if block in state.seen.snapshot.cached else []),
+    ]
+
+
+def _count(state: State, block: int) -> int:
+    cached = block in state.seen.snapshot.cached
+    return _free(state).count(block) + len(owners(state, block)) + cached
 
 
 def judge_counted(state: State) -> Judgement:

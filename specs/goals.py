@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from pagedkv.specs.properties import Need, Property, Sometimes
 from pagedkv.specs.steps import Grant, NoBlocks, Refuse, Step
 
@@ -26,7 +28,7 @@ def _grown(step: Step) -> bool:
 
 def _scattered(step: Step) -> bool:
     table = step.after.seen.tables.get(step.command.request, ())
-    return any(b != a + 1 for a, b in zip(table, table[1:], strict=False))
+    return any(b != a + 1 for a, b in pairwise(table))
 
 
 def _shared_pool(step: Step) -> bool:

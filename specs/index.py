@@ -9,8 +9,11 @@ the allocation report = the arithmetic of seq_len and table
 
 from __future__ import annotations
 
+from typing import SupportsFloat
+
 from pagedkv.protocol import Owned
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryState, Judgement, Need, Property
+from pagedkv.specs.show import show
 from pagedkv.specs.steps import State, Unreadable
 
 
@@ -23,7 +26,7 @@ def judge_handles(state: State) -> Judgement:
         kept = tables.get(r, ())
         if handle.block_table != kept:
             return Broken(
-                f"request {r}: block_table = {list(handle.block_table)} != {list(kept)} "
+                f"request {r}: block_table = {show(handle.block_table)} != {show(kept)} "
                 f"in the manager's snapshot",
                 (),
                 (r,),
@@ -44,15 +47,18 @@ def judge_reverse_map(state: State) -> Judgement:
         return HOLDS
     for entry in sorted(due - found, key=str):
         return Broken(
-            f"block_table[{entry.owner}][{entry.logical}] = {entry.block}, but the reverse map "
-            f"has no such entry",
+            f"block_table[{entry.owner}][{entry.logical}] = {entry.block} is not in reverse_map",
             (entry.block,),
+            _requests(entry.owner),
         )
     entry = min(found - due, key=str)
+    table = state.seen.tables.get(entry.owner) if isinstance(entry.owner, int) else None
+    says = "it is no live request" if table is None else f"block_table = {show(table)}"
     return Broken(
-        f"reverse map has {_owner(entry.owner)}: block {entry.block} -> logical {entry.logical}, "
-        f"but no live request's table says so",
+        f"reverse_map[{_owner(entry.owner)}, block {entry.block}] = logical {entry.logical}, "
+        f"but {says}",
         (entry.block,),
+        _requests(entry.owner),
     )
 
 
@@ -67,9 +73,15 @@ def judge_capacities(state: State) -> Judgement:
         if has != due:
             return Broken(
                 f"capacity of {_owner(owner)} = {has} != {due} = {len(table)} block(s) x "
-                f"block_size {block_size}"
+                f"block_size {block_size}",
+                table,
+                _requests(owner),
             )
     return HOLDS if found or tables else VACUOUS
+
+
+def _requests(owner: int | str) -> tuple[int, ...]:
+    return (owner,) if isinstance(owner, int) else ()
 
 
 def _owner(owner: int | str) -> str:
@@ -110,13 +122,18 @@ def judge_reports(state: State) -> Judgement:
         if isinstance(report, Unreadable):
             return Broken(f"allocation_report of request {r}: {report.message}", (), (r,))
         for name, value in due.items():
-            if name not in report or abs(report[name] - value) > 1e-9:
+            if not _close(report.get(name), value):
                 return Broken(
                     f"allocation_report of request {r}: {name} = {report.get(name)} != {value}",
                     (),
                     (r,),
                 )
     return HOLDS
+
+
+def _close(found: object, due: float) -> bool:
+    """Whether `found` is a number that differs by rounding at most; NaN is close to nothing."""
+    return isinstance(found, SupportsFloat) and abs(float(found) - due) <= 1e-9
 
 
 PROPERTIES = (

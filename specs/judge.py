@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pagedkv.specs.properties import (
     HOLDS,
@@ -81,15 +82,24 @@ class Judge:
 
     def reached(self, step: Step) -> list[Violation]:
         """Judge the state that a step leads to, of both targets in lockstep."""
-        found = self.state(step.after, step.index)
-        if step.peer is not None and not found:
-            found = self.state(step.peer.after, step.index)
+        found = self.state(step.after, step.index) if step.observed else []
+        if step.peer is not None and step.peer.observed and not found:
+            found = _of_second(self.state(step.peer.after, step.index))
         return found
 
     def _of_peer(self, peer: Step, found: list[Violation]) -> list[Violation]:
         known = {violation.property.id for violation in found}
-        return [
+        more = [
             Violation(prop, judgement, peer.index)
             for prop, judge in self._steps
             if prop.id not in known and isinstance(judgement := judge(peer), Broken)
         ]
+        return _of_second(more)
+
+
+def _of_second(violations: list[Violation]) -> list[Violation]:
+    """The same violations, said to be the second target's."""
+    return [
+        replace(v, broken=replace(v.broken, message=f"the second target: {v.broken.message}"))
+        for v in violations
+    ]

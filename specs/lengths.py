@@ -16,6 +16,7 @@ from pagedkv.specs.properties import (
     Judgement,
     Property,
 )
+from pagedkv.specs.show import show
 from pagedkv.specs.steps import State, Step
 
 
@@ -30,6 +31,8 @@ def judge_seq_len(state: State) -> Judgement:
             return Broken(
                 f"snapshot.seq_lens[{r}] = {where} != {len(tags)} = tokens put in", (), (r,)
             )
+    for r in sorted(set(seen.snapshot.seq_lens) - set(model.live)):
+        return Broken(f"snapshot.seq_lens names request {r}, which is not live", (), (r,))
     expected = {r: len(tags) for r, tags in model.live.items()} | dict(model.released)
     for r, seq_len in expected.items():
         if r in seen.handles and seen.handles[r].seq_len != seq_len:
@@ -66,7 +69,7 @@ def judge_others(step: Step) -> Judgement:
     """The tables, lengths and handles of all other requests are what they were."""
     own = step.command.request
     before, after = step.before.seen, step.after.seen
-    others = [r for r in step.before.model.live if r != own]
+    others = [r for r in before.handles if r != own]
     if not others:
         return VACUOUS
     for r in others:
@@ -84,7 +87,9 @@ def judge_others(step: Step) -> Judgement:
             if old != new
         )
         return Broken(
-            f"{step.command} changed request {r}: {what} {old} before != {new} after", (), (r,)
+            f"{step.command} changed request {r}: {what} {show(old)} before != {show(new)} after",
+            (),
+            (r,),
         )
     return HOLDS
 
@@ -110,9 +115,14 @@ def judge_handle(step: Step) -> Judgement:
             (),
             (own,),
         )
-    given, returned = step.given, step.returned
-    if (given.request_id, given.tokens) != (returned.request_id, returned.tokens):
-        return Broken(f"{step.command} changed the request's id or tokens", (), (own,))
+    for name in ("request_id", "tokens"):
+        was, now = getattr(step.given, name), getattr(step.returned, name)
+        if was != now:
+            return Broken(
+                f"{step.command}: request.{name} {show(was)} before != {show(now)} after",
+                (),
+                (own,),
+            )
     return HOLDS
 
 

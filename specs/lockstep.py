@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Judgement, Need, Property
-from pagedkv.specs.steps import Step
+from pagedkv.specs.show import show
+from pagedkv.specs.steps import Done, NoBlocks, Raised, Refused, Step
+
+WORDS = {Done: "done", NoBlocks: "out of blocks", Refused: "refused", Raised: "another error"}
 
 
 def _told(step: Step) -> dict[str, object]:
     snapshot = step.after.seen.snapshot
     return {
-        "outcome": type(step.outcome).__name__,
+        "outcome": WORDS[type(step.outcome)],
         "seq_lens": dict(sorted(snapshot.seq_lens.items())),
         "blocks per table": {r: len(t) for r, t in sorted(snapshot.block_tables.items())},
         "free blocks": step.after.available,
@@ -21,10 +24,13 @@ def judge_lockstep(step: Step) -> Judgement:
     """Outcome, lengths, table sizes and free counts agree; contents are judged for each."""
     if step.peer is None:
         return VACUOUS
-    left, right = _told(step), _told(step.peer)
-    for what, value in left.items():
-        if value != right[what]:
-            return Broken(f"{step.command}: {what} of the first {value} != {right[what]}")
+    first, second = _told(step), _told(step.peer)
+    for what, value in first.items():
+        if value != second[what]:
+            return Broken(
+                f"{step.command}: {what} of the first = {show(value)} != {show(second[what])} of "
+                f"the second"
+            )
     return HOLDS
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from pagedkv.declarations import Declarations
 
@@ -68,7 +69,7 @@ class Setting:
         """Words for what a slot holds."""
         if value == POISON:
             return "nothing (a free or unwritten slot)"
-        if not value >= 1 or value != int(value):
+        if not isfinite(value) or value < 1 or value != int(value):
             return f"{value} (no token's tag)"
         request, position = divmod(int(value) - 1, self.stride)
         return f"token {position} of request {request}"

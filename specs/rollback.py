@@ -11,7 +11,8 @@ from dataclasses import fields
 
 from pagedkv.protocol import Snapshot
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Judgement, Need, Property
-from pagedkv.specs.steps import Done, Grant, NoBlocks, Raised, Refuse, Refused, Step
+from pagedkv.specs.show import show
+from pagedkv.specs.steps import Done, Grant, Handle, NoBlocks, Raised, Refuse, Refused, Step
 
 
 def _without_order(snapshot: Snapshot) -> dict[str, object]:
@@ -34,10 +35,9 @@ def judge_unchanged(step: Step) -> Judgement:
         return HOLDS
     own, what = step.command.request, f"{step.command} ended in: {step.outcome}"
     if step.returned != step.given:
+        name, was, now = _first_difference(step.given, step.returned)
         return Broken(
-            f"request {own} before {_handle(step.given)} != {_handle(step.returned)} after; {what}",
-            (),
-            (own,),
+            f"request {own}: {name} before {show(was)} != {show(now)} after; {what}", (), (own,)
         )
     if before.snapshot != after.snapshot:
         loose = step.after.setting.declared.reorders_free
@@ -47,19 +47,19 @@ def judge_unchanged(step: Step) -> Judgement:
                 was = _without_order(before.snapshot)[f.name]
                 now = _without_order(after.snapshot)[f.name]
             if was != now:
-                return Broken(f"{f.name} before {_show(was)} != {_show(now)} after; {what}")
+                return Broken(f"{f.name} before {show(was)} != {show(now)} after; {what}")
     if before.handles != after.handles:
-        r = next(r for r in before.handles if before.handles[r] != after.handles.get(r))
-        return Broken(f"the handle of request {r} changed; {what}", (), (r,))
+        r = next(r for r in before.handles if before.handles[r] != after.handles[r])
+        name, was, now = _first_difference(before.handles[r], after.handles[r])
+        return Broken(
+            f"request {r}: {name} before {show(was)} != {show(now)} after; {what}", (), (r,)
+        )
     return HOLDS
 
 
-def _handle(handle: object) -> str:
-    return str(handle).removeprefix("Handle")
-
-
-def _show(value: object) -> str:
-    return str(set(sorted(value))) if isinstance(value, frozenset) else str(value)
+def _first_difference(was: Handle, now: Handle) -> tuple[str, object, object]:
+    names = zip(was._fields, was, now, strict=True)
+    return next((name, old, new) for name, old, new in names if old != new)
 
 
 def judge_exact(step: Step) -> Judgement:
@@ -72,7 +72,8 @@ def judge_exact(step: Step) -> Judgement:
     if (
         isinstance(step.outcome, NoBlocks)
         and due.high <= available
-        and not step.after.setting.declared.refuses_early
+        # Refusing early is about taking blocks: what needs none can't be refused.
+        and not (step.after.setting.declared.refuses_early and due.high)
     ):
         return Broken(
             f"{step.command} refused as out of blocks: needed({due.high}) <= "

@@ -147,7 +147,8 @@ class Step:
 
     `given` is the handle as the call received it, `returned` as the call left it. `reused` are
     the blocks handed out that this history had freed before. `peer` is the same step of the
-    other target where two run in lockstep.
+    other target where two run in lockstep. `observed` is whether the manager could be looked at
+    after the call; if not, `after` is what was seen before.
     """
 
     index: int
@@ -160,6 +161,7 @@ class Step:
     after: State
     reused: frozenset[int] = frozenset()
     peer: Step | None = None
+    observed: bool = True
 
     @property
     def granted(self) -> bool:

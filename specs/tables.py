@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryState, Judgement, Property
+from pagedkv.specs.show import show
 from pagedkv.specs.steps import State
 
 
@@ -36,8 +37,7 @@ def judge_valid(state: State) -> Judgement:
                 return Broken(f"block_table[{r}][{i}] = {block} is reserved", (block,), (r,))
             if block not in usable:
                 return Broken(
-                    f"block_table[{r}][{i}] = {block} is not in the usable blocks "
-                    f"{min(usable)}..{max(usable)}",
+                    f"block_table[{r}][{i}] = {block} is not in the usable blocks {show(usable)}",
                     (block,),
                     (r,),
                 )

@@ -117,7 +117,7 @@ class _Campaign:
         fresh = subject.probe()
         self._declared = fresh.setting.declared
         pair = len(subject.factories) > 1
-        self._offered = offered(fresh.state, peer=pair)
+        self._offered = offered(*fresh.states)
         self._scopes = plan.profile.scopes(self._declared, pair=pair)
         if not all(scope.geometries for scope in self._scopes):
             raise CannotDrive("the target declares that it can have none of the scope's pools")

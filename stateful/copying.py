@@ -13,6 +13,8 @@ from functools import cache
 from io import BytesIO
 from typing import Any, cast
 
+import numpy as np
+
 from pagedkv.stateful.fingerprint import Opaque
 
 _FAITHFUL = frozenset(
@@ -50,6 +52,8 @@ class _Freezer(pickle.Pickler):
 
     def reducer_override(self, value: object) -> Any:
         kind: type = type(value)
+        if _is_view(value):
+            raise Opaque("an array that shares its memory would be copied without the sharing")
         if not _is_faithful(kind):
             if _is_tensor(kind):
                 return _as_tensor, (cast(Any, value).detach().numpy(),)
@@ -83,6 +87,15 @@ def _is_faithful(kind: type) -> bool:
     of_dataclass = getattr(getstate, "__module__", None) == "dataclasses"
     hooks = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
     return of_dataclass or (plain and not any(hasattr(kind, hook) for hook in hooks))
+
+
+def _is_view(value: Any) -> bool:
+    """Whether an array or a tensor is part of memory that something else may hold too."""
+    if isinstance(value, np.ndarray):
+        return value.base is not None or value.dtype.hasobject
+    if _is_tensor(type(value)):
+        return bool(value.untyped_storage().nbytes() != value.nbytes or value.device.type != "cpu")
+    return False
 
 
 def _is_tensor(kind: type) -> bool:

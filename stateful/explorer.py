@@ -102,7 +102,7 @@ def explore(
     trust: Trust | None = None
     start = (monotonic(), process_time())
     while True:
-        search = _Search(make, geometries, new_judge(), limits, start, trust, on_progress)
+        search = _Search(make, geometries, new_judge, limits, start, trust, on_progress)
         try:
             return search.run(tuple(doubts)), search.judge
         except Distrust as distrust:
@@ -130,13 +130,13 @@ class _Search:
         self,
         make: MakeWorld,
         geometries: Sequence[Geometry],
-        judge: Judge,
+        new_judge: Callable[[], Judge],
         limits: Limits,
         start: tuple[float, float],
         trust: Trust | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self.judge = judge
+        self.judge, self._new_judge = new_judge(), new_judge
         self._limits, self._start, self._on_progress = limits, start, on_progress
         self._make, self._geometries = make, tuple(geometries)
         self.trust = make(self._geometries[0]).hooks() if trust is None else trust
@@ -175,6 +175,22 @@ class _Search:
             doubts=doubts,
         )
 
+    def _confirm(self, geometry: Geometry, commands: tuple[Command, ...], name: str) -> None:
+        """Break the property once more, from nothing: what is reported can be run again."""
+        world, judge = self._make(geometry), self._new_judge()
+        found = [v for state in world.states for v in judge.state(state)]
+        for command in commands:
+            step = world.apply(command)
+            found = judge.step(step) + judge.reached(step)
+        if any(violation.property.id == name for violation in found):
+            return
+        run = ", ".join(map(str, commands))
+        if self.trust.key != "none":
+            raise Distrust("key", f"{name} broke after {run}, but not when this alone was run")
+        if self.trust.clone != "none":
+            raise Distrust("clone", f"{name} broke after {run}, but not when this alone was run")
+        raise NotDeterministic(f"{name} broke after {run}, and not when this was run again")
+
     def _deep_enough(self) -> None:
         limits = self._limits
         if limits.depth is not None and self._depth >= limits.depth:
@@ -196,7 +212,8 @@ class _Search:
             if key is None and self.trust.key != "none":
                 raise Distrust("key", "the whole state of the target can't be seen")
             node = self._nodes.add_root(key, g)
-            if not self._record(self.judge.state(world.state), node, ()):
+            found = [violation for state in world.states for violation in self.judge.state(state)]
+            if not self._record(found, node, ()):
                 if key is not None:
                     self._known[g][key] = node
                 self._frontier[g].append(node)
@@ -225,6 +242,7 @@ class _Search:
                     raise Distrust("key", "the whole state of the target can't be seen")
             elif key == key_here:
                 moved = False
+                self._merge(node, command, node)
                 continue
             elif key in known:
                 self._merge(node, command, known[key])
@@ -254,6 +272,7 @@ class _Search:
             if name not in self._found:
                 commands = (*self._nodes.history(node), *last)
                 geometry = self._geometries[self._nodes.geometry(node)]
+                self._confirm(geometry, commands, name)
                 self._found[name] = Found(violation, geometry, commands, len(self._nodes))
         enough = self._limits.enough
         if enough is not None and self._found.keys() >= set(enough):

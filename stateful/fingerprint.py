@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from hashlib import blake2b
 from logging import Logger
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
-
 
 _NAMED = Enum | type | FunctionType | BuiltinFunctionType | ModuleType | Logger
 
@@ -30,7 +29,12 @@ def fingerprint(value: object, meaningless: Collection[str] = ()) -> bytes:
     generators, open files and other things whose state can't be read.
     """
     walk = _Walk(frozenset(meaningless))
-    walk.visit(value)
+    try:
+        walk.visit(value)
+    except Opaque:
+        raise
+    except Exception as error:  # an object may do anything when it is looked at
+        raise Opaque(f"{type(error).__name__}: {error}") from error
     whole = "\x1f".join(walk.parts).encode("utf-8", "surrogatepass")
     return blake2b(whole, digest_size=16).digest()
 
@@ -46,6 +50,7 @@ class _Walk:
         self.parts: list[str] = []
         self._seen: dict[int, int] = {}
         self._alive: list[object] = []
+        self._memory: dict[int, int] = {}
         self._meaningless = meaningless
 
     def visit(self, value: Any) -> None:
@@ -53,7 +58,7 @@ class _Walk:
         if value is None or kind in (bool, int, float, str, bytes, complex):
             self.parts.append(f"{kind.__name__}:{value!r}")
             return
-        if isinstance(value, _NAMED):
+        if isinstance(value, _NAMED) and not isinstance(value, FunctionType):
             self._name(value)
             return
         if kind not in (tuple, frozenset):  # these have no identity that anything depends on
@@ -64,15 +69,17 @@ class _Walk:
             self._seen[id(value)] = len(self._seen)
             self._alive.append(value)
         self.parts.append(f"{kind.__module__}.{kind.__qualname__}(")
-        self._inside(value, kind)
+        if isinstance(value, FunctionType):
+            self._function(value)
+        else:
+            self._inside(value, kind)
         self.parts.append(")")
 
     def _name(self, value: Any) -> None:
-        if isinstance(value, FunctionType) and value.__closure__:
-            self.parts.append(f"closure:{value.__qualname__}(")
-            for cell in value.__closure__:
-                self.visit(cell.cell_contents)
-            self.parts.append(")")
+        if isinstance(value, Enum):
+            self.parts.append(
+                f"enum:{type(value).__module__}.{type(value).__qualname__}.{value.name}"
+            )
             return
         name = getattr(value, "__qualname__", None) or str(value)
         self.parts.append(f"named:{getattr(value, '__module__', '')}.{name}")
@@ -80,12 +87,24 @@ class _Walk:
         if isinstance(value, BuiltinFunctionType) and not isinstance(owner, ModuleType | None):
             self.visit(owner)
 
+    def _function(self, value: FunctionType) -> None:
+        """What tells two functions of one name apart."""
+        code = value.__code__
+        self.parts.append(f"{value.__module__}.{value.__qualname__}:{code.co_firstlineno}")
+        self.parts.append(code.co_code.hex())
+        for part in (code.co_names, value.__defaults__, value.__kwdefaults__):
+            self.visit(part)
+        self.visit([const for const in code.co_consts if not isinstance(const, CodeType)])
+        for cell in value.__closure__ or ():
+            self.visit(cell.cell_contents)
+
     def _inside(self, value: Any, kind: type) -> None:
         if isinstance(value, dict):
             self._mapping(value)
             if isinstance(value, defaultdict):
                 self.visit(value.default_factory)
         elif isinstance(value, list | tuple | deque):
+            self.parts.append(f"maxlen:{getattr(value, 'maxlen', None)}")
             for item in value:
                 self.visit(item)
         elif isinstance(value, set | frozenset):
@@ -130,16 +149,20 @@ class _Walk:
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         if shape is None or dtype is None or not hasattr(value, "tolist"):
             return False
-        self.parts.append(f"{dtype}{tuple(shape)}")
-        self.parts.append(
-            value.tobytes().hex() if hasattr(value, "tobytes") else repr(value.tolist())
-        )
+        self.parts.append(f"{dtype}{tuple(shape)}{_place(value, self._memory)}")
+        if getattr(dtype, "hasobject", False):
+            self.visit(value.tolist())
+        elif hasattr(value, "tobytes"):
+            self.parts.append(value.tobytes().hex())
+        else:
+            self.parts.append(repr(value.tolist()))
         return True
 
     def _attributes(self, value: Any, kind: type, *, must: bool = True) -> None:
         fields = _fields(value, kind)
-        if must and not fields:
-            fields = _by_reduce(value)
+        if must and not _of_python(kind):
+            # What a class in C keeps shows only when it is taken apart, if at all.
+            fields |= _by_reduce(value)
         for name, item in sorted(fields.items()):
             if self._meaningless.isdisjoint(
                 {name, *(f"{base.__name__}.{name}" for base in kind.__mro__)}
@@ -148,13 +171,37 @@ class _Walk:
                 self.visit(item)
 
 
+def _of_python(kind: type) -> bool:
+    """Whether everything that instances keep is in attributes."""
+    new = kind.__new__
+    return kind is object or new is object.__new__ or isinstance(new, FunctionType)
+
+
+def _place(value: Any, memory: dict[int, int]) -> str:
+    """Which memory an array lies in and where, so that a view is told from a copy."""
+    if hasattr(value, "untyped_storage"):
+        start, at = value.untyped_storage().data_ptr(), value.data_ptr()
+    elif hasattr(value, "__array_interface__") and value.size:
+        at, base = value.__array_interface__["data"][0], value
+        while getattr(base, "base", None) is not None and hasattr(base.base, "__array_interface__"):
+            base = base.base
+        start = base.__array_interface__["data"][0]
+    else:
+        return ""
+    return f"memory {memory.setdefault(start, len(memory))} at {at - start}"
+
+
 def _fields(value: Any, kind: type) -> dict[str, Any]:
     fields = dict(getattr(value, "__dict__", {}))
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                fields[name] = getattr(value, name)
+            if name in ("__dict__", "__weakref__"):
+                continue
+            private = name.startswith("__") and not name.endswith("__")
+            attribute = f"_{base.__name__.lstrip('_')}{name}" if private else name
+            if hasattr(value, attribute):
+                fields[attribute] = getattr(value, attribute)
     return fields
 
 
@@ -163,7 +210,7 @@ def _by_reduce(value: Any) -> dict[str, Any]:
     reduce: Callable[[int], Any] = value.__reduce_ex__
     try:
         parts = reduce(2)
-    except TypeError as error:
+    except Exception as error:
         raise Opaque(f"the state of a {type(value).__qualname__} can't be seen: {error}") from error
     if isinstance(parts, str):
         return {"reduced": parts}

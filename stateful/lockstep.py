@@ -24,6 +24,11 @@ class Lockstep:
         return self.left.setting
 
     @property
+    def states(self) -> tuple[State, ...]:
+        """Both states."""
+        return (self.left.state, self.right.state)
+
+    @property
     def state(self) -> State:
         """The left one's state."""
         return self.left.state
@@ -39,8 +44,11 @@ class Lockstep:
 
     def hooks(self) -> Trust:
         """The weaker of the two, each."""
-        left, right = self.left.hooks(), self.right.hooks()
-        return Trust(max(left.key, right.key), max(left.clone, right.clone))
+        both = (self.left.hooks(), self.right.hooks())
+        return Trust(
+            "own" if all(hooks.key == "own" for hooks in both) else "whole",
+            "own" if all(hooks.clone == "own" for hooks in both) else "deep",
+        )
 
     def clone(self, trust: Trust) -> Self:
         """A copy of each; changes nothing."""

@@ -163,10 +163,10 @@ class _Run:
             self.geometries = _drivable(self.make)
         return self.geometries
 
-    def judge_of(self, state: State) -> Judge:
-        """The one judge. Without a peer, what compares with it has nothing to judge."""
+    def judge_of(self, world: System) -> Judge:
+        """The one judge."""
         if self.judge is None:
-            self.judge = Judge(self.properties, offered(state, peer=True))
+            self.judge = Judge(self.properties, offered(*world.states))
         return self.judge
 
     def watch(self) -> None:
@@ -200,7 +200,8 @@ class _Driver(RuleBasedStateMachine):
         run.history = self.commands
         self.geometry = geometry
         self.world = run.make(geometry)
-        self._fail_on(run.judge_of(self.world.state).state(self.world.state))
+        judge = run.judge_of(self.world)
+        self._fail_on([v for state in self.world.states for v in judge.state(state)])
         self._candidates = self.offers = _by_op(self.world.candidates())
 
     def act(self, command: Command) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
+from math import inf
+from time import monotonic
 
 from pagedkv.specs.catalogue import COMMANDS
 from pagedkv.specs.commands import Command
@@ -49,21 +51,26 @@ class Minimiser:
                 return Case(geometry, _canonical_names(ran.commands), violation)
         return None
 
-    def one_minimal(self, geometry: Geometry, commands: Sequence[Command]) -> Case | None:
+    def one_minimal(
+        self, geometry: Geometry, commands: Sequence[Command], *, until: float = inf
+    ) -> Case | None:
         """The smallest case that cutting reaches; None if the history breaks nothing.
 
-        No single command and no pair can go from it, no length and no geometry can shrink.
+        No single command and no pair can go from it, no length and no geometry can shrink; unless
+        time ran out, which is at `until`, as `monotonic` counts.
         """
         case = self.broken(geometry, commands)
         while case is not None:
-            smaller = next((c for c in self._smaller(case)), None)
+            smaller = next(self._smaller(case, until), None)
             if smaller is None:
                 return case
             case = smaller
         return None
 
-    def _smaller(self, case: Case) -> Iterator[Case]:
+    def _smaller(self, case: Case, until: float) -> Iterator[Case]:
         for geometry, commands in _candidates(case):
+            if monotonic() > until:
+                return
             smaller = self.broken(geometry, commands)
             if smaller is not None and smaller.rank < case.rank:
                 yield smaller
@@ -95,27 +102,90 @@ def _candidates(case: Case) -> Iterator[tuple[Geometry, History]]:
         for start in range(0, len(commands), size):
             yield geometry, commands[:start] + commands[start + size :]
         size //= 2
+    for merged in _merged(commands):
+        yield geometry, merged
     if len(commands) <= PAIRS_UP_TO:
         for i, j in combinations(range(len(commands)), 2):
             yield geometry, tuple(c for k, c in enumerate(commands) if k not in (i, j))
-    for blocks in range(1, geometry.num_blocks + 1):
-        for block_size in range(1, geometry.block_size + 1):
-            for head_dim in {1, geometry.head_dim}:
-                if (smaller := Geometry(blocks, block_size, head_dim)) < geometry:
-                    yield smaller, commands
+    for smaller in _geometries(geometry):
+        yield smaller, commands
+        if smaller.block_size < geometry.block_size:
+            yield smaller, _scaled(commands, geometry.block_size, smaller.block_size, full=False)
+            yield smaller, _scaled(commands, geometry.block_size, smaller.block_size, full=True)
     for i, command in enumerate(commands):
         for less in _less(command):
             yield geometry, (*commands[:i], less, *commands[i + 1 :])
 
 
+def _merged(commands: History) -> Iterator[History]:
+    """All or one of a request's commands of one kind put into the size of an earlier one.
+
+    A prompt of five tokens stands for one of two and three decodes.
+    """
+    for i, command in enumerate(commands):
+        for name in _sizes(command):
+            later = [
+                j
+                for j in range(i + 1, len(commands))
+                if commands[j].request == command.request and not _sizes(commands[j])
+            ]
+            kinds = {
+                commands[j].op: [k for k in later if commands[k].op == commands[j].op]
+                for j in later
+            }
+            for gone in (*kinds.values(), *([j] for j in later)):
+                larger = replace(command, **{name: getattr(command, name) + len(gone)})
+                yield tuple(
+                    larger if k == i else c for k, c in enumerate(commands) if k not in gone
+                )
+
+
+EVERY_SIZE_UP_TO = 8
+"""Smaller pools and blocks are all tried up to here; of larger ones, halves and one less."""
+
+
+def _geometries(geometry: Geometry) -> list[Geometry]:
+    """Smaller geometries, smallest first."""
+    return [
+        smaller
+        for blocks in _up_to(geometry.num_blocks)
+        for block_size in _up_to(geometry.block_size)
+        for head_dim in sorted({1, geometry.head_dim})
+        if (smaller := Geometry(blocks, block_size, head_dim)) < geometry
+    ]
+
+
+def _up_to(number: int) -> list[int]:
+    few = range(1, min(number, EVERY_SIZE_UP_TO) + 1)
+    return sorted({*few, number, max(1, number - 1), max(1, number // 2)})
+
+
+def _scaled(commands: History, size: int, smaller: int, *, full: bool) -> History:
+    """The same numbers of blocks in smaller ones: the last of each full, or with one token."""
+    scaled = []
+    for command in commands:
+        blocks = {name: -(-getattr(command, name) // size) for name in _sizes(command)}
+        sizes = {name: n * smaller if full else (n - 1) * smaller + 1 for name, n in blocks.items()}
+        scaled.append(replace(command, **sizes))
+    return tuple(scaled)
+
+
+def _sizes(command: Command) -> list[str]:
+    """The fields that are numbers of tokens."""
+    return [
+        f.name
+        for f in fields(command)
+        if f.name != "request" and isinstance(getattr(command, f.name), int)
+    ]
+
+
 def _less(command: Command) -> Iterator[Command]:
     """The same command with smaller sizes: 1, half, one less."""
-    for f in fields(command):
-        value = getattr(command, f.name)
-        if f.name != "request" and isinstance(value, int):
-            for less in sorted({1, value // 2, value - 1}):
-                if 0 < less < value:
-                    yield replace(command, **{f.name: less})
+    for name in _sizes(command):
+        value = getattr(command, name)
+        for less in sorted({1, value // 2, value - 1}):
+            if 0 < less < value:
+                yield replace(command, **{name: less})
 
 
 def _canonical_names(commands: Sequence[Command]) -> History:

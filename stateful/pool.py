@@ -124,7 +124,18 @@ class TensorPool:
         return whole
 
 
-def _numpy_view(tensor: Tensor) -> Any:
+_EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
+_EXACT |= {"int8": 2**7 - 1, "int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
+
+
+def holds_exactly(tensor: Tensor, highest: int) -> bool:
+    """Whether the dtype has -1 and every integer up to `highest`; changes nothing."""
+    return highest <= _EXACT.get(str(tensor.dtype).removeprefix("torch."), 0)
+
+
+def _numpy_view(tensor: Any) -> Any:
+    if isinstance(tensor, np.ndarray):
+        return tensor
     try:
         return tensor.detach().numpy()
     except (TypeError, RuntimeError):  # bfloat16 has no numpy type, an accelerator no numpy view

@@ -13,6 +13,17 @@ from pagedkv.stateful.report import Frame
 from pagedkv.stateful.trust import System
 
 
+@dataclass(frozen=True)
+class MakesNoSense(Exception):
+    """A command can't be run where it stands: `index` counts from 0."""
+
+    index: int
+    command: Command
+
+    def __str__(self) -> str:
+        return f"{self.command} makes no sense where it stands: see what came before it"
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """What a history did: the violations at its last step (0 is the fresh state), if any.
@@ -33,19 +44,24 @@ def replay(
     *,
     frames: bool = False,
     look_past: Collection[str] = (),
+    strict: bool = False,
 ) -> Replayed:
     """Run a history on a fresh target until a property breaks; changes nothing else.
 
-    look_past: redundant properties whose violations do not end the history.
+    look_past: redundant properties whose violations do not end the history. strict: raise
+    MakesNoSense for a command that can't be run where it stands, instead of leaving it out.
     """
     world = make()
     ran: list[Command] = []
     shown = [frame_of(world.state, None)] if frames else []
-    violations = _left(judge.state(world.state), look_past)
+    fresh = [violation for state in world.states for violation in judge.state(state)]
+    violations = _left(fresh, look_past)
     if violations:
         return Replayed((), violations, tuple(shown))
-    for command in commands:
+    for index, command in enumerate(commands):
         if not command.enabled(world.state.model, world.setting):
+            if strict:
+                raise MakesNoSense(index, command)
             continue
         step = world.apply(command)
         ran.append(command)

@@ -6,6 +6,7 @@ One row a step: the command, what came of it, whose each block is, the free list
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pagedkv.stateful.report import Counterexample, Frame
 
@@ -29,32 +30,80 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
-def counterexample_text(example: Counterexample) -> str:
-    """The whole counterexample; changes nothing. No line ends in blanks."""
-    known = " (expected failure)" if example.expected else ""
-    geometry = example.geometry
+def counterexample_text(example: Counterexample, how: str | None = None) -> str:
+    """The whole counterexample; changes nothing. No line ends in blanks.
+
+    how: words for how short it is, instead of its proof.
+    """
+    return counterexamples_text([example], how)
+
+
+def counterexamples_text(examples: Sequence[Counterexample], how: str | None = None) -> str:
+    """Counterexamples that have one history: what each breaks, and the history once."""
+    geometry = examples[0].geometry
     width = f", head_dim {geometry.head_dim}" if geometry.head_dim != 1 else ""
     pool = f"{_count(geometry.num_blocks, 'block')} of {_count(geometry.block_size, 'token')}"
-    steps = _count(len(example.commands), "command")
+    steps = _count(len(examples[0].commands), "command")
+    whole = together(examples)
     lines = [
+        *(line for example in examples for line in _broken(example)),
+        "",
+        f"pool of {pool}{width}; {steps}; {plain(how or str(whole.proof))}",
+        "",
+        *(_history(whole) if whole.frames else _commands(whole)),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _broken(example: Counterexample) -> list[str]:
+    known = " (expected failure)" if example.expected else ""
+    return [
         f"{example.property}{known}: {plain(example.statement)}",
         f"    {plain(example.equation)}",
         f"    {plain(example.message)}",
-        "",
-        f"pool of {pool}{width}; {steps}; {plain(str(example.proof))}",
-        "",
-        *(_history(example) if example.frames else _commands(example)),
     ]
-    return "\n".join(line.rstrip() for line in lines)
+
+
+def by_history(examples: Iterable[Counterexample]) -> list[list[Counterexample]]:
+    """The counterexamples, those with one history together, in the order of the first of each.
+
+    One fault often breaks several properties at the same step.
+    """
+    groups: dict[object, list[Counterexample]] = {}
+    for example in examples:
+        groups.setdefault((example.geometry, example.commands, example.expected), []).append(
+            example
+        )
+    return list(groups.values())
+
+
+def together(examples: Sequence[Counterexample]) -> Counterexample:
+    """Counterexamples with one history as one; changes nothing."""
+    first = examples[0]
+    return replace(
+        first,
+        property=", ".join(example.property for example in examples),
+        equation=";  ".join(example.equation for example in examples),
+        message="; ".join(example.message for example in examples),
+        blocks=tuple(sorted({block for example in examples for block in example.blocks})),
+        requests=tuple(sorted({r for example in examples for r in example.requests})),
+    )
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+LISTED = 60
+"""Of a longer history the last so many commands are listed."""
+
+
 def _commands(example: Counterexample) -> list[str]:
     """The history alone, where no pool was seen."""
-    return [f"{i:>4}  {command}" for i, command in enumerate(example.commands, start=1)]
+    left = max(0, len(example.commands) - LISTED)
+    shown = enumerate(example.commands[left:], start=left + 1)
+    more = [f"      ({_count(left, 'command')} before these)"] if left else []
+    return [*more, *(f"{i:>4}  {command}" for i, command in shown)]
 
 
 def _history(example: Counterexample) -> list[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from heapq import heappop, heappush
@@ -68,11 +68,17 @@ def write_trace(path: Path, trace: Trace) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(trace.header()) + "\n")
-            file.writelines(json.dumps(command.to_json()) + "\n" for command in trace.commands)
+            file.writelines(text_of(trace))
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def text_of(trace: Trace) -> Iterator[str]:
+    """The lines of the trace's file, each with its end; changes nothing."""
+    yield json.dumps(trace.header()) + "\n"
+    for command in trace.commands:
+        yield json.dumps(command.to_json()) + "\n"
 
 
 def file_name(target: str, prop: str, taken: Iterable[str] = ()) -> str:
@@ -229,6 +235,7 @@ def _maker(command: Command) -> Callable[[int], Command] | None:
 # ---------------------------------------------------------------- names of requests
 
 _BEGINS, _ENDS = "prefill", "release"
+_TAKES = frozenset({"prefill", "resume"})
 
 
 def lives(commands: Sequence[Command]) -> list[int]:
@@ -242,13 +249,13 @@ def lives(commands: Sequence[Command]) -> list[int]:
     numbers: list[int] = []
     made = 0
     for command in commands:
-        name = command.request
-        if name not in current or (name in ended and command.op == _BEGINS):
+        name, op = command.request, command.op
+        if name not in current or (op == _BEGINS and name in ended):
             current[name] = made
             made += 1
-        if command.op == _ENDS:
+        if op == _ENDS:
             ended.add(name)
-        else:
+        elif ended:
             ended.discard(name)
         numbers.append(current[name])
     return numbers
@@ -257,31 +264,38 @@ def lives(commands: Sequence[Command]) -> list[int]:
 def renamed(commands: Sequence[Command]) -> tuple[Command, ...]:
     """The same history with each request called by the lowest name that is free; changes nothing.
 
-    A name is free before the first and after the last command about its request. Tags are made
-    from names, so that names must stay small.
+    A name is free before the first and after the last command about its request, if the request
+    holds nothing then: one that is never released keeps it. Tags are made from names, so that
+    names must stay small.
     """
     about = lives(commands)
     last = {life: i for i, life in enumerate(about)}
+    holds: set[int] = set()
     names: dict[int, int] = {}
     free: list[int] = []
     made = 0
-    known: dict[tuple[Command, int], Command] = {}
+    known: dict[tuple[int, int], Command] = {}  # by identity: equal commands mostly are one object
     result: list[Command] = []
     for i, (command, life) in enumerate(zip(commands, about, strict=True)):
         name = names.get(life)
         if name is None:
-            if free:
-                name = heappop(free)
-            else:
-                name, made = made, made + 1
-            names[life] = name
+            if not free:
+                heappush(free, made)
+                made += 1
+            name = names[life] = heappop(free)
         if command.request != name:
-            twin = known.get((command, name))
+            key = (id(command), name)
+            twin = known.get(key)
             if twin is None:
-                twin = known[command, name] = replace(command, request=name)
-            command = twin
-        result.append(command)
-        if last[life] == i:
+                twin = known[key] = replace(command, request=name)
+            result.append(twin)
+        else:
+            result.append(command)
+        if command.op in _TAKES:
+            holds.add(life)
+        elif command.op == _ENDS:
+            holds.discard(life)
+        if last[life] == i and life not in holds:
             heappush(free, name)
             del names[life]
     return tuple(result)

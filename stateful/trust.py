@@ -12,7 +12,7 @@ from typing import Literal, Protocol, Self
 
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Setting
-from pagedkv.specs.steps import State, Step
+from pagedkv.specs.steps import State, Step, Unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,12 @@ class System(Protocol):
         """What stays the same through a history."""
 
     @property
+    def states(self) -> tuple[State, ...]:
+        """What is known and seen now, of each target."""
+
+    @property
     def state(self) -> State:
-        """What is known and seen now."""
+        """The first target's state."""
 
     def candidates(self) -> list[Command]:
         """Every command that makes sense now, in canonical order; changes nothing."""
@@ -111,8 +115,21 @@ def _told(step: Step, names: Names) -> tuple[object, ...]:
         else {_owner(owner, names): n for owner, n in seen.snapshot.capacities.items()},
     )
     handles = {names[r]: tuple(handle)[1:] for r, handle in seen.handles.items()}
-    own = (type(step.outcome), tuple(step.returned)[1:], snapshot, handles)
+    stride = step.after.setting.stride
+    contents = {
+        names[r]: read if isinstance(read, Unreadable) else [_tag(v, stride, names) for v in read]
+        for r, read in seen.read().items()
+    }
+    own = (type(step.outcome), tuple(step.returned)[1:], snapshot, handles, contents)
     return own if step.peer is None else (*own, _told(step.peer, names))
+
+
+def _tag(value: float, stride: int, names: Names) -> object:
+    """The token that a tag names, its request called by another name; else the value itself."""
+    if not 1 <= value < 1 + len(names) * stride or value != int(value):
+        return repr(value)
+    request, position = divmod(int(value) - 1, stride)
+    return names[request], position
 
 
 def _owner(owner: int | str, names: Names) -> int | str:

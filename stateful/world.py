@@ -11,7 +11,7 @@ from copy import deepcopy
 from hashlib import blake2b
 from typing import Any, Self
 
-from pagedkv.declarations import Declarations, Raises
+from pagedkv.declarations import Declarations, Raises, Returns
 from pagedkv.protocol import PagedKVManager, Request, Snapshot
 from pagedkv.specs.catalogue import candidates
 from pagedkv.specs.commands import Command
@@ -21,6 +21,7 @@ from pagedkv.specs.steps import (
     Contents,
     Done,
     Grant,
+    Handle,
     NoBlocks,
     Observation,
     Outcome,
@@ -34,7 +35,14 @@ from pagedkv.specs.steps import (
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
 from pagedkv.stateful.observe import reconstruct, reports_of, snapshot_of, view
-from pagedkv.stateful.pool import Pool, ShadowPool, Slot, TensorPool, renaming
+from pagedkv.stateful.pool import (
+    Pool,
+    ShadowPool,
+    Slot,
+    TensorPool,
+    holds_exactly,
+    renaming,
+)
 from pagedkv.stateful.trust import Trust
 
 Factory = Callable[[int, int, int], PagedKVManager]
@@ -70,7 +78,9 @@ class World:
         """Make a fresh manager. Raises CannotDrive if that fails."""
         try:
             self.manager = factory(geometry.num_blocks, geometry.block_size, geometry.head_dim)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise CannotDrive(
                 f"the target can't be made with {geometry}: {type(error).__name__}: {error}"
             ) from error
@@ -86,33 +96,48 @@ class World:
         self._freed: frozenset[int] = frozenset()
         self._menus: dict[object, list[Command]] = {}
         self.steps = 0
-        self._open_pool(geometry)
+        self._model = EMPTY
+        self._views: Mapping[int, Handle] = {}
+        self._tensor: Any = None
         try:
-            snapshot = self._snapshot(EMPTY)
-        except Exception as error:
+            self._seen = snapshot_of(self.manager, {})
+            self._tensor = getattr(self.manager, "physical_kv_cache", None)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise CannotDrive(
                 f"a fresh target can't be observed: {type(error).__name__}: {error}"
             ) from error
-        usable = snapshot.blocks
+        usable = self._seen.blocks
         if usable is None:
-            usable = frozenset(range(geometry.num_blocks)) - snapshot.reserved
+            usable = frozenset(range(geometry.num_blocks)) - self._seen.reserved
         self.setting = Setting(geometry, declared, usable, requests, keeps_released)
+        self.pool: Pool = ShadowPool(geometry.block_size)
+        if self._tensor is not None:
+            self._check_tensor(geometry)
+            self.pool = TensorPool(self._tensor)
         self.pool.poison(usable)
-        self._model, self._seen, self._views = EMPTY, self._snapshot(EMPTY), {}
 
-    def _open_pool(self, geometry: Geometry) -> None:
-        tensor = getattr(self.manager, "physical_kv_cache", None)
-        self.pool: Pool
-        if tensor is None:
-            self.pool = ShadowPool(geometry.block_size)
-        else:
-            shape = tuple(getattr(tensor, "shape", ()))
-            if len(shape) != 3 or shape[1:] != (geometry.block_size, geometry.head_dim):
-                raise CannotDrive(
-                    f"physical_kv_cache has shape {list(shape)}, not [num_blocks, "
-                    f"{geometry.block_size}, {geometry.head_dim}]"
-                )
-            self.pool = TensorPool(tensor)
+    def _check_tensor(self, geometry: Geometry) -> None:
+        """Raise CannotDrive unless the manager's tensor can hold the tags of this scope."""
+        tensor = self._tensor
+        shape = tuple(getattr(tensor, "shape", ()))
+        if len(shape) != 3 or shape[1:] != (geometry.block_size, geometry.head_dim):
+            raise CannotDrive(
+                f"physical_kv_cache has shape {list(shape)}, not [num_blocks, "
+                f"{geometry.block_size}, {geometry.head_dim}]"
+            )
+        highest = self.setting.requests * self.setting.stride
+        if not holds_exactly(tensor, highest):
+            raise CannotDrive(
+                f"physical_kv_cache is {tensor.dtype}, which can't hold -1 and the tags 1 .. "
+                f"{highest} exactly; make it float32 for the check, or the pool smaller"
+            )
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The one state."""
+        return (self.state,)
 
     @property
     def state(self) -> State:
@@ -160,13 +185,27 @@ class World:
                 model = before.model
                 seen = self._observe(model)
             after = State(setting, model, seen)
-        except Exception as error:
-            what = f"when it was observed after the call: {error}"
-            outcome, after = Raised(type(error).__name__, what), before
+            observed = True
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a target may raise anything
+            what = f"{error} (when it was observed after {command}: {outcome})"
+            outcome, after, observed = Raised(type(error).__name__, what), before, False
         self._model, self._seen, self._views = after.model, after.seen.snapshot, after.seen.handles
         if after.model.released and not setting.keeps_released:
             self._forget()
-        return Step(self.steps, command, expected, outcome, given, returned, before, after, reused)
+        return Step(
+            index=self.steps,
+            command=command,
+            expected=expected,
+            outcome=outcome,
+            given=given,
+            returned=returned,
+            before=before,
+            after=after,
+            reused=reused,
+            observed=observed,
+        )
 
     def _call(self, command: Command, request: Request) -> Outcome:
         signals = self.setting.declared.out_of_blocks
@@ -174,7 +213,7 @@ class World:
             value = command.perform(self.manager, request)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever a target raises is an outcome
+        except BaseException as error:  # noqa: BLE001 - whatever a target raises is an outcome
             for signal in signals:
                 if (
                     isinstance(signal, Raises)
@@ -185,8 +224,8 @@ class World:
             if isinstance(error, ValueError):
                 return Refused(str(error))
             return Raised(type(error).__name__, str(error))
-        for signal in signals:
-            if not isinstance(signal, Raises) and value is signal.value:
+        for signal in signals if command.takes_blocks else ():
+            if isinstance(signal, Returns) and signal.says(value):
                 return NoBlocks(f"returned {value!r}")
         return DONE
 
@@ -196,6 +235,7 @@ class World:
         """Write the new tokens' tags where the tables say, and poison what was freed."""
         was, now = before.seen.held, seen.held
         taken, freed = now - was, was - now
+        self._follow_tensor()
         if freed:
             self.pool.poison(freed)
             self._freed |= freed
@@ -205,10 +245,18 @@ class World:
                 slots = self._slots(r, seen.tables, len(tags))[len(old) :]
                 self.pool.write(slots, tags[len(old) : len(old) + len(slots)])
         computed = getattr(self.manager, "computed", None)
-        if computed is not None:
+        if computed is not None and request.request_id in model.live:
             computed(request)
             seen = self._observe(model)
         return seen, taken & self._freed
+
+    def _follow_tensor(self) -> None:
+        """Use the tensor that the manager has now: it may have put another in its place."""
+        if self._tensor is None:
+            return
+        tensor = self.manager.physical_kv_cache
+        if tensor is not self._tensor:
+            self._tensor, self.pool = tensor, TensorPool(tensor)
 
     def _slots(
         self, request: int, tables: Mapping[int, tuple[int, ...]], seq_len: int
@@ -230,7 +278,8 @@ class World:
 
     def read(self) -> Contents:
         """What each live request reads back now; changes nothing."""
-        own = getattr(self.manager, "get_physical_cache", None)
+        # What reads from a pool that the tags were not written to would only read zeros.
+        own = None if self._tensor is None else getattr(self.manager, "get_physical_cache", None)
         width = self.setting.geometry.head_dim
         read: dict[int, tuple[float, ...] | Unreadable] = {}
         for r, tags in self._model.live.items():
@@ -275,16 +324,18 @@ class World:
                 copy.manager, copy.handles = deepcopy(whole)
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
         copy._menus = self._menus
+        copy._tensor = None
         if isinstance(self.pool, ShadowPool):
             copy.pool = self.pool.copy()
         else:
-            copy.pool = TensorPool(copy.manager.physical_kv_cache)
+            copy._tensor = copy.manager.physical_kv_cache
+            copy.pool = TensorPool(copy._tensor)
         copy._model, copy._seen, copy._views = self._model, self._seen, self._views
         return copy
 
     def _whole(self) -> bytes:
         """The state of manager and handles; raises Opaque if it can't be seen."""
-        meaningless = self.setting.declared.meaningless.keys()
+        meaningless = {"declares", *self.setting.declared.meaningless}
         # In the order of names: when a handle was made is the driver's business.
         whole = (self.manager, [self.handles[r] for r in sorted(self.handles)])
         try:

@@ -77,7 +77,7 @@ def moved(here: World, *commands: Command) -> World:
 
 def violations(here: World | Lockstep, *commands: Command) -> list[Violation]:
     """What the last of the commands breaks, or the state as it is where there is none."""
-    judge = Judge(PROPERTIES.values(), offered(here.state, peer=isinstance(here, Lockstep)))
+    judge = Judge(PROPERTIES.values(), offered(*here.states))
     found = judge.state(here.state)
     for command in commands:
         step = here.apply(command)

@@ -95,7 +95,7 @@ def advanced(iterator, by):
 
 
 def with_self():
-    ring = [1]
+    ring: list[object] = [1]
     ring.append(ring)
     return ring
 

@@ -26,6 +26,9 @@ class Slotted:
         if b is not None:
             self.b = b
 
+    def __repr__(self):
+        return f"Slotted({self.a!r})"
+
 
 @dataclass(frozen=True)
 class Point:
@@ -105,7 +108,7 @@ def test_an_array_of_objects_is_its_objects():
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
-SETS = st.frozensets(st.integers(0, 3)).map(set) | st.sets(st.text(max_size=2), max_size=3)
+SETS = st.frozensets(st.integers(0, 3)).map(set) | st.sets(st.text(max_size=2), max_size=1)
 NESTED = st.recursive(
     SCALARS | SETS | st.binary(max_size=3).map(bytearray),
     lambda inner: (
@@ -131,4 +134,4 @@ def test_a_deep_copy_of_nested_data_has_the_same_fingerprint(value):
 @given(NESTED, NESTED)
 def test_equal_fingerprints_mean_equal_data(one, other):
     if fingerprint(one) == fingerprint(other):
-        assert repr(one) == repr(other) or "object at" in repr(one)
+        assert repr(one) == repr(other)

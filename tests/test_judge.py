@@ -133,7 +133,7 @@ def test_the_state_of_the_second_target_is_judged_where_the_first_holds():
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="needs are the first target's only")
 def test_a_property_that_the_second_target_does_not_offer_is_not_judged_of_it():
     counting, one = state({}, {}, num_free=4), state({0: 3}, {0: (0, 1)}, num_free=2)
-    here = Judge([PROPERTIES["free-count"]], offered(counting, peer=True))
+    here = Judge([PROPERTIES["free-count"]], offered(counting, counting))
     peer = step(Prefill(0, 3), FRESH, ONE)
     assert here.reached(step(Prefill(0, 3), counting, one, peer=peer)) == []
 
@@ -161,18 +161,18 @@ def test_a_property_of_ones_own_is_judged_like_any_other():
     ],
 )
 def test_what_the_snapshot_shows_is_offered(shown, need):
-    assert need in offered(state({}, {}, **shown), peer=False)
-    assert need not in offered(FRESH, peer=False)
+    assert need in offered(state({}, {}, **shown))
+    assert need not in offered(FRESH)
 
 
 def test_a_hidden_free_list_is_not_offered():
-    assert Need.FREE_LIST in offered(FRESH, peer=False)
-    assert Need.FREE_LIST not in offered(state({}, {}, free=None), peer=False)
+    assert Need.FREE_LIST in offered(FRESH)
+    assert Need.FREE_LIST not in offered(state({}, {}, free=None))
 
 
 def test_a_peer_is_offered_where_there_is_one():
-    assert Need.PEER in offered(FRESH, peer=True)
-    assert Need.PEER not in offered(FRESH, peer=False)
+    assert Need.PEER in offered(FRESH, FRESH)
+    assert Need.PEER not in offered(FRESH)
 
 
 def test_declarations_take_back_what_would_be_offered():
@@ -182,8 +182,8 @@ def test_declarations_take_back_what_would_be_offered():
         because={"tables_outside": "this test", "wrong_use": "this test"},
     )
     strict, loose = (
-        offered(FRESH, peer=False),
-        offered(state({}, {}, within=setting(declared=outside)), peer=False),
+        offered(FRESH),
+        offered(state({}, {}, within=setting(declared=outside))),
     )
     assert {Need.HANDLE_TABLES, Need.WRONG_USE} == strict - loose
 
@@ -196,7 +196,7 @@ def test_every_property_has_an_id_of_its_own_a_sentence_and_an_equation():
 
 
 def test_a_right_history_breaks_nothing_in_the_whole_catalogue():
-    here = Judge(PROPERTIES.values(), offered(FRESH, peer=False))
+    here = Judge(PROPERTIES.values(), offered(FRESH))
     released = state({}, {}, released={0: 3})
     history = [
         GROWN,

@@ -50,7 +50,7 @@ def pairs(left: Factory, right: Factory) -> Make:
 
 
 def judge_for(make: Make, *, peer: bool = False) -> Judge:
-    return Judge(PROPERTIES.values(), offered(make(Geometry(1, 1)).state, peer=peer))
+    return Judge(PROPERTIES.values(), offered(*make(Geometry(1, 1)).states))
 
 
 def searched(make: Make, seed: int | None = None, *, examples=100, **kwargs) -> SearchResult:
@@ -411,7 +411,7 @@ def make(geometry):
     return Watched(KVCacheManager, geometry, requests=4, keeps_released=True)
 few = settings(settings_for("quick"), max_examples=30)
 for seed in (None, 0):
-    judge = Judge(PROPERTIES.values(), offered(make(Geometry(1, 1)).state, peer=False))
+    judge = Judge(PROPERTIES.values(), offered(make(Geometry(1, 1)).state))
     result = search(make, judge=judge, settings=few, seed=seed)
     print(seed, result.steps, seen.hexdigest())
 """

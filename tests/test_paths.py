@@ -146,7 +146,7 @@ def search(factory):
         return World(factory, geometry, requests=1)
 
     fresh = make(POOL)
-    needs = offered(fresh.state, peer=False)
+    needs = offered(fresh.state)
 
     def judge():
         return Judge(PROPERTIES.values(), needs)

@@ -48,7 +48,7 @@ def found(factory, geometry, *commands):
     def make():
         return World(factory, geometry, requests=4, keeps_released=True)
 
-    judge = Judge(PROPERTIES.values(), offered(make().state, peer=False))
+    judge = Judge(PROPERTIES.values(), offered(make().state))
     ran = replay(make, commands, judge, frames=True)
     violation = ran.violations[0]
     return Counterexample(

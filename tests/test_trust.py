@@ -176,7 +176,7 @@ def test_a_difference_in_what_follows_is_found(one, other, words):
 
 def test_a_difference_that_no_answer_shows_is_found_by_the_keys():
     class Counting(Plain):
-        calls = 0
+        calls = start = 0
 
         def allocate_for_decode(self, req):
             super().allocate_for_decode(req)
@@ -191,14 +191,16 @@ def test_a_difference_that_no_answer_shows_is_found_by_the_keys():
 
 def test_a_difference_that_shows_late_is_found_by_the_longer_walk():
     class Ageing(Plain):
+        age = 0
+
         def take(self, blocks):
-            self.age = getattr(self, "age", self.start) + 1
+            self.age += 1
             if self.age == 3:
                 self.free.reverse()
             return super().take(blocks)
 
     def starting(at):
-        return lambda: world(type("A", (Ageing,), {"start": at}), 3, 1)
+        return lambda: world(type("A", (Ageing,), {"age": at}), 3, 1)
 
     found = same_from_here(starting(0), starting(-9), NONE, walk=30)
     assert found is not None

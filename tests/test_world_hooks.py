@@ -146,7 +146,7 @@ def test_tables_may_be_kept_outside_the_handles():
         def release_request(self, req):
             self.seen(super().release_request, req)
 
-        get_physical_cache = None
-        allocation_report = None
+        get_physical_cache = None  # type: ignore[assignment]  # taken away
+        allocation_report = None  # type: ignore[assignment]  # taken away
 
     moved(world(Outside), Prefill(0, 3), Prefill(1, 9), Decode(0), Decode(0), Release(0), Resume(0))

@@ -40,11 +40,14 @@ class Decode(Command):
         return _demand(setting, seq_len, seq_len + 1)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
-        tokens = handles[self.request].tokens
+        request = handles[self.request]
+        tokens = request.tokens
         tokens.append(0)
 
         def undo() -> None:
-            tokens.pop()
+            # Whatever the call did to the tokens was seen before this.
+            del tokens[-1:]
+            request.tokens = tokens
 
         return undo
 
@@ -84,6 +87,7 @@ class Release(Command):
     """All blocks of a live request go back."""
 
     op: ClassVar[str] = "release"
+    takes_blocks: ClassVar[bool] = False
 
     def enabled(self, model: Model, setting: Setting) -> bool:
         return self.request in model.live
@@ -213,17 +217,18 @@ class Misuse(Command):
         other = min((r for r in tables if r != own), key=lambda r: tables[r], default=own)
         match self.kind:
             case "release-duplicate":
-                return [*table, table[0]]
+                return [*table, *table[:1]]
             case "release-out-of-range":
                 return [*table, max(state.setting.usable) + 1]
             case "release-negative":
                 return [*table, -1]
             case "release-free":
-                return [*table, min(state.setting.usable - state.seen.held)]
+                free = sorted(state.setting.usable - state.seen.held)
+                return [*table, *free[:1]]
             case "release-foreign":
-                return [*table, tables[other][0]]
+                return [*table, *tables.get(other, ())[:1]]
             case _:
-                return list(tables[other])
+                return list(tables.get(other, ()))
 
     def perform(self, manager: PagedKVManager, request: Request) -> object:
         match self.operation:

@@ -1,0 +1,202 @@
+"""Checked transitions per second: the search, a hand-written Hypothesis machine, a plain loop."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tracemalloc
+from collections.abc import Callable
+from time import process_time
+
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from pagedkv import KVCacheManager, MisuseError, OutOfBlocks, Request
+from pagedkv.specs.catalogue import PROPERTIES, offered
+from pagedkv.specs.judge import Judge
+from pagedkv.specs.model import Geometry
+from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.world import World
+
+BLOCKS, SIZE, REQUESTS = 4, 3, 3
+CAPACITY = BLOCKS * SIZE
+
+
+def searched(geometry: Geometry, states: int | None = None) -> tuple[int, int, float]:
+    """States and transitions of one search, and the seconds it took."""
+    world = World(KVCacheManager, geometry, requests=REQUESTS)
+    needs = offered(world.state)
+    start = process_time()
+    result, _ = explore(
+        lambda g: World(KVCacheManager, g, requests=REQUESTS),
+        [geometry],
+        lambda: Judge(PROPERTIES.values(), needs),
+        Limits(states=states),
+    )
+    return result.states, result.transitions, process_time() - start
+
+
+class ByHand(RuleBasedStateMachine):
+    """What an engineer writes for this allocator today: rules, a dense cache, five invariants."""
+
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = KVCacheManager(BLOCKS, SIZE, 1)
+        self.live: dict[int, Request] = {}
+        self.dense: dict[int, list[float]] = {}
+
+    def write(self, req: Request, start: int) -> None:
+        for p in range(start, req.seq_len):
+            tag = req.request_id * 100 + p
+            self.manager.physical_kv_cache[req.block_table[p // SIZE], p % SIZE] = tag
+            self.dense[req.request_id].append(tag)
+
+    def refused(self, call: Callable[[Request], None], req: Request) -> None:
+        before = self.manager.snapshot()
+        try:
+            call(req)
+        except (OutOfBlocks, MisuseError):
+            assert self.manager.snapshot() == before
+        else:
+            raise AssertionError("not refused")
+
+    @precondition(lambda self: len(self.live) < REQUESTS)
+    @rule(tokens=st.integers(1, CAPACITY + 1))
+    def prefill(self, tokens: int) -> None:
+        ByHand.steps += 1
+        name = min(set(range(REQUESTS)) - set(self.live))
+        req = Request(name, tokens)
+        if -(-tokens // SIZE) > len(self.manager.free_blocks):
+            self.refused(self.manager.allocate_for_prefill, req)
+            return
+        self.manager.allocate_for_prefill(req)
+        self.live[name], self.dense[name] = req, []
+        self.write(req, 0)
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0, REQUESTS - 1))
+    def decode(self, choice: int) -> None:
+        ByHand.steps += 1
+        req = self.live[sorted(self.live)[choice % len(self.live)]]
+        if req.seq_len == len(req.block_table) * SIZE and not self.manager.free_blocks:
+            self.refused(self.manager.allocate_for_decode, req)
+            return
+        self.manager.allocate_for_decode(req)
+        self.write(req, req.seq_len - 1)
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0, REQUESTS - 1))
+    def release(self, choice: int) -> None:
+        ByHand.steps += 1
+        name = sorted(self.live)[choice % len(self.live)]
+        self.manager.release_request(self.live.pop(name))
+        del self.dense[name]
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0, REQUESTS - 1))
+    def prefill_twice(self, choice: int) -> None:
+        ByHand.steps += 1
+        name = sorted(self.live)[choice % len(self.live)]
+        self.refused(self.manager.allocate_for_prefill, self.live[name])
+
+    @invariant()
+    def tables_and_free_list_partition_the_pool(self) -> None:
+        snapshot = self.manager.snapshot()
+        held = [b for table in snapshot.block_tables.values() for b in table]
+        assert snapshot.free_blocks is not None
+        assert sorted([*held, *snapshot.free_blocks]) == list(range(BLOCKS))
+
+    @invariant()
+    def lengths_and_tables_agree(self) -> None:
+        for name, req in self.live.items():
+            assert req.seq_len == len(self.dense[name])
+            assert len(req.block_table) == -(-req.seq_len // SIZE)
+
+    @invariant()
+    def the_cache_reads_back(self) -> None:
+        for name, req in self.live.items():
+            assert self.manager.get_physical_cache(req).flatten().tolist() == self.dense[name]
+
+
+def machine(examples: int) -> tuple[int, float]:
+    """Steps of the hand-written machine, and seconds."""
+    ByHand.steps = 0
+    start = process_time()
+    run_state_machine_as_test(
+        ByHand,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=50,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    return ByHand.steps, process_time() - start
+
+
+def plain_loop(steps: int) -> tuple[int, float]:
+    """Random calls without any check, and seconds."""
+    draw = random.Random(0)
+    manager, live = KVCacheManager(BLOCKS, SIZE, 1), dict[int, Request]()
+    start = process_time()
+    for _ in range(steps):
+        name = draw.randrange(REQUESTS)
+        try:
+            if name not in live:
+                req = Request(name, draw.randrange(1, CAPACITY + 2))
+                manager.allocate_for_prefill(req)
+                live[name] = req
+            elif draw.random() < 0.3:
+                manager.release_request(live.pop(name))
+            else:
+                manager.allocate_for_decode(live[name])
+        except OutOfBlocks:
+            pass
+    return steps, process_time() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--states", type=int, default=100_000, help="for the memory of a state")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"pool of {BLOCKS} blocks x {SIZE} tokens, {REQUESTS} requests, reference manager")
+    ratios = []
+    for _ in range(options.rounds):
+        states, transitions, seconds = searched(Geometry(BLOCKS, SIZE))
+        search = transitions / seconds
+        steps, took = machine(200)
+        by_hand = steps / took
+        calls, took = plain_loop(100_000)
+        plain = calls / took
+        ratios.append(search / by_hand)
+        print(
+            f"search {search:10,.0f} checked transitions/s ({states:,} states, "
+            f"{states / seconds:,.0f} states/s) | by hand {by_hand:8,.0f} steps/s | "
+            f"plain loop {plain:10,.0f} calls/s | search / by hand {search / by_hand:5.1f} | "
+            f"plain / search {plain / search:5.1f}"
+        )
+    print(f"search / by hand, median of {options.rounds}: {sorted(ratios)[len(ratios) // 2]:.1f}")
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    states, _, _ = searched(Geometry(6, 4), options.states)
+    peak = tracemalloc.get_traced_memory()[1]
+    print(f"memory: {(peak - before) / states:,.0f} bytes per state over {states:,} states")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""How long it takes to bring a history of a million commands down to its core.
+
+    python bench/shrink.py [COMMANDS]
+
+Two faults, one that shows in the fixed scope and one that takes tables too large for it. Each
+history is made at random so that the fault strikes once, near its end. Times are also given as
+multiples of what the manager's calls alone take for the same history.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+from pagedkv import Request
+from pagedkv.reference import KVCacheManager
+from pagedkv.specs.abilities.core import Decode, Prefill, Release
+from pagedkv.specs.commands import Command
+from pagedkv.specs.model import Geometry
+from pagedkv.stateful.campaign import Subject
+from pagedkv.stateful.shrink import shrink
+from pagedkv.stateful.traces import Trace, read_trace, renamed, write_trace
+
+GEOMETRY = Geometry(64, 4)
+LONGEST = 24
+"""Tokens of a request in the part of the history where the fault can't strike."""
+
+
+class LeaksWhenFull(KVCacheManager):
+    """Loses a block where a request of two blocks is released from a full pool."""
+
+    def release_request(self, req: Request) -> None:
+        strikes = not self._free and len(req.block_table) == 2
+        super().release_request(req)
+        if strikes:
+            self._free.pop()
+
+
+class LeaksLarge(KVCacheManager):
+    """Loses a block where a request of nine blocks or more is released beside such another."""
+
+    def release_request(self, req: Request) -> None:
+        large = [lease for lease in self._live.values() if len(lease.blocks) >= 9]
+        strikes = len(large) > 1 and len(req.block_table) >= 9
+        super().release_request(req)
+        if strikes:
+            self._free.pop()
+
+
+FAULTS = {"leaks when full": LeaksWhenFull, "leaks large": LeaksLarge}
+
+
+def recorded(length: int, seed: int = 0) -> Iterator[Command]:
+    """A history of so many commands in which each fault strikes shortly before the end.
+
+    Requests are numbered as an engine does: no number comes twice.
+    """
+    rng = random.Random(seed)
+    live: dict[int, int] = {}
+    made = done = 0
+    strike = length - length // 200 - 50
+
+    def tokens(limit: int) -> int:
+        held = sum(GEOMETRY.blocks_for(n) for n in live.values())
+        free = (GEOMETRY.num_blocks - held - 4) * GEOMETRY.block_size
+        return min(limit, free)
+
+    while done < length:
+        if done == strike:
+            for command in _strike(made, live):
+                yield command
+                done += 1
+            made += 40
+            continue
+        room = tokens(LONGEST)
+        action = rng.random()
+        if room > 0 and (not live or action < 0.2):
+            live[made] = rng.randint(1, room)
+            yield Prefill(made, live[made])
+            made += 1
+        elif action < 0.4 or room <= 4:
+            request = rng.choice(list(live))
+            del live[request]
+            yield Release(request)
+        else:
+            request = rng.choice(list(live))
+            if live[request] >= LONGEST:
+                continue
+            live[request] += 1
+            yield Decode(request)
+        done += 1
+
+
+def _strike(made: int, live: dict[int, int]) -> Iterator[Command]:
+    """All go, two large ones come and go, and a pool is filled by pairs of blocks."""
+    for request in list(live):
+        del live[request]
+        yield Release(request)
+    for request in (made, made + 1):
+        yield Prefill(request, 30)
+        for _ in range(8):
+            yield Decode(request)
+    yield Release(made)
+    yield Release(made + 1)
+    pairs = range(made + 2, made + 2 + GEOMETRY.num_blocks // 2)
+    for request in pairs:
+        yield Prefill(request, 2 * GEOMETRY.block_size)
+    for request in pairs:
+        yield Release(request)
+
+
+def alone(commands: tuple[Command, ...]) -> float:
+    """Seconds that the manager's calls alone take."""
+    manager = KVCacheManager(GEOMETRY.num_blocks, GEOMETRY.block_size, 1)
+    handles: dict[int, Request] = {}
+    start = perf_counter()
+    for command in commands:
+        if isinstance(command, Prefill):
+            request = handles[command.request] = Request(command.request, command.tokens)
+            manager.allocate_for_prefill(request)
+        elif isinstance(command, Decode):
+            manager.allocate_for_decode(handles[command.request])
+        else:
+            manager.release_request(handles[command.request])
+    return perf_counter() - start
+
+
+def main(length: int) -> None:
+    """Make, read, run and shrink; print seconds and ratios."""
+    commands = tuple(recorded(length))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "long.jsonl"
+        write_trace(path, Trace("reference", GEOMETRY, commands, "conservation"))
+        start = perf_counter()
+        trace = read_trace(path)
+        reading = perf_counter() - start
+    base = alone(renamed(trace.commands))
+    print(f"{len(commands):,} commands: reading {reading:.2f} s, the calls alone {base:.2f} s")
+    for name, factory in FAULTS.items():
+        start = perf_counter()
+        result = shrink(Subject(name, (factory,)), trace)
+        took = perf_counter() - start
+        example = result.example
+        assert example is not None, f"{name}: not found"
+        print(
+            f"{name}: {took:.1f} s, {took / base:.1f} x the calls alone; "
+            f"{len(example.commands)} commands in {example.geometry}; {example.proof}"
+        )
+        print("    " + ", ".join(map(str, example.commands[:8])))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)

@@ -1,0 +1,45 @@
+"""What several commands share: refusing bad input, and finding targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pagedkv.targets import Pair, Target
+
+
+class Refused(click.ClickException):
+    """Bad input: one line, exit code 2."""
+
+    exit_code = 2
+
+
+def resolve_all(names: Iterable[str]) -> list[Target | Pair]:
+    """The targets, each once, in the order given."""
+    from pagedkv.targets import BadTarget, default_targets, resolve
+
+    try:
+        return [resolve(name) for name in dict.fromkeys(names)] or list(default_targets())
+    except BadTarget as error:
+        raise Refused(str(error)) from error
+
+
+def resolve_one(name: str) -> Target | Pair:
+    """The target of this name. Raises Refused."""
+    (target,) = resolve_all([name])
+    return target
+
+
+def check_properties(ids: Iterable[str], where: str = "--property") -> None:
+    """Raise Refused for an id that no property has."""
+    from pagedkv.specs.catalogue import PROPERTIES
+
+    for name in ids:
+        if name not in PROPERTIES:
+            near = get_close_matches(name, PROPERTIES, n=2)
+            hint = f"did you mean {' or '.join(near)}" if near else f"use {', '.join(PROPERTIES)}"
+            raise Refused(f"{where}: {name!r} is no property; {hint}{'?' if near else ''}")

@@ -1,0 +1,236 @@
+"""From a recorded history to the shortest core that breaks the same property.
+
+The fixed scope is searched first: most faults show there, and what is found there is proven
+shortest, however long the history was. Only for the others the history itself is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from pagedkv.specs.catalogue import PROPERTIES, offered
+from pagedkv.specs.commands import Command
+from pagedkv.specs.judge import Judge
+from pagedkv.specs.model import Geometry
+from pagedkv.specs.properties import Violation
+from pagedkv.stateful.campaign import Subject
+from pagedkv.stateful.examples import example_of, others
+from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, Progress, explore
+from pagedkv.stateful.locate import Break, Locator, Tell, nobody
+from pagedkv.stateful.minimise import Case, Minimiser
+from pagedkv.stateful.profiles import Scope, fixed_scope
+from pagedkv.stateful.reduce import Reducer
+from pagedkv.stateful.report import Counterexample, OneMinimal, Proof, Shortest
+from pagedkv.stateful.swift import SwiftWorld
+from pagedkv.stateful.traces import Trace, renamed
+from pagedkv.stateful.trust import System
+
+SMALL_NAMES = 64
+"""Requests are renamed where a recorded id is not below this: tags are made from names."""
+FIXED_SECONDS = 12.0
+"""How long the fixed scope may be searched."""
+LOOKED_AT = 500
+"""Up to so many commands are tried without pairs, merges and smaller sizes, each judged whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """What a recorded history came down to.
+
+    example: None if the history breaks nothing. commands: how many of the recorded ones ran, up
+    to the violation; None if the fixed scope had the answer. unfinished: why the example could be
+    shorter yet; None if cutting was finished.
+    """
+
+    example: Counterexample | None
+    commands: int | None = None
+    unfinished: str | None = None
+
+
+def shrink(
+    subject: Subject, trace: Trace, *, seconds: float = 120.0, tell: Tell = nobody
+) -> Shrunk:
+    """Cut a recorded history down; changes nothing but the targets it makes.
+
+    seconds: how long cutting the history may take. Raises CannotDrive if the target can't be made
+    with the trace's geometry. KeyboardInterrupt ends with the shortest so far, if there is one.
+    """
+    return _Shrinking(subject, trace, seconds, tell).run()
+
+
+def rerun(subject: Subject, trace: Trace, tell: Tell = nobody) -> Counterexample | None:
+    """Run a recorded history again, as it is; None if it breaks nothing any more.
+
+    What breaks is the recorded property, if it is among those that the first bad step breaks.
+    Raises CannotDrive, and MakesNoSense for a command that can't be run where it stands.
+    """
+    history = History(subject, trace)
+    found = history.locator(strict=True, tell=tell).locate(history.commands)
+    if found is None:
+        return None
+    commands = history.commands[: found.steps]
+    proof = OneMinimal("it is as it was recorded")
+    return history.example(history.geometry, commands, history.which(found), proof)
+
+
+class History:
+    """A recorded history on one subject: what makes its worlds, and what judges them."""
+
+    def __init__(self, subject: Subject, trace: Trace) -> None:
+        self.subject, self.trace, self.geometry = subject, trace, trace.geometry
+        commands = trace.commands
+        if max((command.request for command in commands), default=0) >= SMALL_NAMES:
+            commands = renamed(commands)
+        self.commands: tuple[Command, ...] = commands
+        self._requests = max((command.request for command in commands), default=0) + 1
+        fresh = self.world(self.geometry)
+        self.declared = fresh.setting.declared
+        self._offered = offered(*fresh.states)
+
+    def world(self, geometry: Geometry) -> System:
+        """A fresh world that keeps released handles. Raises CannotDrive."""
+        if len(self.subject.factories) == 1:
+            (factory,) = self.subject.factories
+            return SwiftWorld(factory, geometry, requests=self._requests, keeps_released=True)
+        scope = Scope("trace", (geometry,), self._requests, keeps_released=True)
+        return self.subject.world(scope, geometry)
+
+    def judge(self, only: str | None = None) -> Judge:
+        """Of one property, or of all."""
+        chosen = PROPERTIES.values() if only is None else [PROPERTIES[only]]
+        return Judge(chosen, self._offered)
+
+    def locator(self, *, strict: bool = False, tell: Tell = nobody) -> Locator:
+        """What finds the first break; a recorded property is not hidden by redundant ones."""
+        breaks = self.trace.breaks
+        return Locator(
+            lambda: self.world(self.geometry),
+            self.judge,
+            lambda: self.judge(breaks),
+            () if breaks is None else others(breaks),
+            strict,
+            tell,
+        )
+
+    def which(self, found: Break) -> Violation:
+        """The recorded property's violation, or the first one."""
+        named = (v for v in found.violations if v.property.id == self.trace.breaks)
+        return next(named, found.violations[0])
+
+    def example(
+        self,
+        geometry: Geometry,
+        commands: Sequence[Command],
+        violation: Violation,
+        proof: Proof,
+    ) -> Counterexample:
+        """The counterexample of a history that ends in this violation."""
+        return example_of(
+            lambda: self.world(geometry),
+            self.judge,
+            geometry,
+            commands,
+            violation,
+            proof,
+        )
+
+
+class _Shrinking:
+    """The steps of one shrinking."""
+
+    def __init__(self, subject: Subject, trace: Trace, seconds: float, tell: Tell) -> None:
+        self._history = History(subject, trace)
+        self._subject, self._trace, self._tell = subject, trace, tell
+        self._until = monotonic() + seconds
+        self._best: Case | None = None
+
+    def run(self) -> Shrunk:
+        history, name = self._history, self._trace.breaks
+        explored = None if name is None else self._explore(name)
+        if explored is not None and name is not None and name in explored.found:
+            return self._fixed(explored.found[name])
+        found = history.locator(tell=self._tell).locate(history.commands)
+        if found is None:
+            return Shrunk(None)
+        violation = history.which(found)
+        other = violation.property.id
+        if explored is None or other != name:
+            explored = self._explore(other)
+            if other in explored.found:
+                return self._fixed(explored.found[other])
+        self._best = Case(history.geometry, history.commands[: found.steps], violation)
+        return self._cut(other, found.steps, explored)
+
+    def _explore(self, name: str) -> Exploration:
+        """The fixed scope, searched for one property."""
+        scope = fixed_scope(self._history.declared)
+
+        def tell(progress: Progress) -> None:
+            what = f"fixed scope, {progress.states:,} states, depth {progress.depth}"
+            self._tell(what, progress.transitions, 0)
+
+        exploration, _ = explore(
+            lambda geometry: self._subject.world(scope, geometry),
+            scope.geometries,
+            self._history.judge,
+            Limits(seconds=FIXED_SECONDS, hard_seconds=FIXED_SECONDS, enough={name}),
+            tell,
+        )
+        if exploration.stopped == INTERRUPTED:
+            raise KeyboardInterrupt
+        return exploration
+
+    def _fixed(self, found: Found) -> Shrunk:
+        proof = Shortest(found.states)
+        return Shrunk(self._history.example(found.geometry, found.commands, found.violation, proof))
+
+    def _cut(self, name: str, steps: int, explored: Exploration) -> Shrunk:
+        unfinished = None
+        try:
+            finished = self._reduce(name)
+            if not finished:
+                unfinished = "the time for cutting was spent"
+        except KeyboardInterrupt:
+            unfinished = "interrupted"
+        best = self._best
+        assert best is not None
+        example = self._history.example(
+            best.geometry, best.commands, best.violation, _proof(explored, len(best.commands))
+        )
+        return Shrunk(example, steps, unfinished)
+
+    def _reduce(self, name: str) -> bool:
+        """Make `_best` smaller; returns whether cutting was finished."""
+        history, best = self._history, self._best
+        assert best is not None
+        reducer = Reducer(
+            lambda: history.world(history.geometry),
+            lambda: history.judge(name),
+            name,
+            self._until,
+            self._tell,
+        )
+        minimiser = Minimiser(history.world, history.judge, name, others(name))
+        commands, finished = reducer.reduce(best.commands)
+        case = minimiser.broken(history.geometry, commands)
+        if case is None:
+            # Something else broke first on the way, where nobody looked.
+            commands, finished = best.commands, len(best.commands) <= LOOKED_AT
+        else:
+            self._best = case
+        if len(commands) <= LOOKED_AT:
+            smallest = minimiser.one_minimal(history.geometry, commands, until=self._until)
+            self._best = smallest or self._best
+        return finished and monotonic() < self._until
+
+
+def _proof(explored: Exploration, steps: int) -> Proof:
+    searched = f"all {explored.states:,} states of it"
+    if explored.exhausted:
+        return OneMinimal(f"the fault does not show in the fixed scope, {searched}")
+    short = f"histories of up to {explored.depth} command(s)"
+    if explored.covers(steps - 1):
+        return OneMinimal(f"it does not show in the fixed scope in {short}; {explored.stopped}")
+    return OneMinimal(f"the search of the fixed scope ended: {explored.stopped}")

@@ -1,0 +1,179 @@
+"""A target that dies, hangs or leaves costs its own verdict, and nobody else's."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import pytest
+
+from faults import TINY
+from pagedkv import KVCacheManager, Request
+from pagedkv.specs.abilities.core import Decode, Prefill
+from pagedkv.stateful import processes
+from pagedkv.stateful.campaign import Plan, Subject
+from pagedkv.stateful.processes import Update, run_all
+from pagedkv.stateful.report import Report, TargetReport
+
+PLAN = Plan(TINY, 1.0, expected={})
+
+
+class Exits(KVCacheManager):
+    def allocate_for_decode(self, req: Request) -> None:
+        sys.exit("the target wants to leave")
+
+
+class Dies(KVCacheManager):
+    def allocate_for_decode(self, req: Request) -> None:
+        os._exit(7)
+
+
+class Crashes(KVCacheManager):
+    def allocate_for_decode(self, req: Request) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Unnamed(KVCacheManager):
+    """Dies by a signal that has no name of its own."""
+
+    def allocate_for_decode(self, req: Request) -> None:
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)
+
+
+class Stammers(KVCacheManager):
+    """Dies in the middle of a message to the parent."""
+
+    def allocate_for_decode(self, req: Request) -> None:
+        for pipe in gc.get_objects():
+            if isinstance(pipe, Connection) and pipe.writable and not pipe.closed:
+                os.write(pipe.fileno(), b"\0\0\1\0half a message")
+        os._exit(7)
+
+
+class Hangs(KVCacheManager):
+    def allocate_for_decode(self, req: Request) -> None:
+        time.sleep(600)
+
+
+class Prints(KVCacheManager):
+    def allocate_for_prefill(self, req: Request) -> None:
+        print("all work and no play " * 200)  # noqa: T201 - that is its fault
+        super().allocate_for_prefill(req)
+
+
+TARGETS = {
+    "good": KVCacheManager,
+    "exits": Exits,
+    "dies": Dies,
+    "crashes": Crashes,
+    "unnamed": Unnamed,
+    "stammers": Stammers,
+    "hangs": Hangs,
+    "prints": Prints,
+}
+
+
+def resolve(name: str) -> Subject:
+    """Called in the child."""
+    return Subject(name, (TARGETS[name],))
+
+
+def checked(names: Sequence[str], workers: int = 2) -> tuple[list[TargetReport], list[object]]:
+    events: list[object] = []
+    return run_all(names, resolve, PLAN, events.append, workers), events
+
+
+def test_a_target_that_dies_costs_no_other_and_reports_stand_in_the_given_order():
+    names = ["dies", "good", "crashes", "exits"]
+    reports, events = checked(names)
+    assert [report.target for report in reports] == names
+    dies, good, crashes, exits = reports
+    assert (dies.verdict, dies.reason) == ("unknown", "its process died (exit code 7)")
+    assert (crashes.verdict, crashes.reason) == ("unknown", "its process died (SIGSEGV)")
+    assert good.verdict == "passed"
+    assert exits.verdict == "violated"
+    answered = next(one for one in exits.counterexamples if one.property == "answered")
+    assert answered.commands == (Prefill(0, 1), Decode(0))
+    assert "SystemExit: the target wants to leave" in answered.message
+    assert Report(tuple(reports)).exit_code == 1
+    told = [event for event in events if isinstance(event, TargetReport)]
+    assert sorted(told, key=names_of(names)) == reports
+    assert {event.target for event in events if isinstance(event, Update)} <= set(names)
+
+
+def names_of(names: list[str]):
+    return lambda report: names.index(report.target)
+
+
+def test_a_death_by_a_signal_without_a_name_costs_no_other():
+    reports, _ = checked(["unnamed", "good"])
+    assert [report.verdict for report in reports] == ["unknown", "passed"]
+    assert "its process died" in str(reports[0].reason)
+
+
+def test_a_death_in_the_middle_of_a_message_costs_no_other():
+    reports, _ = checked(["stammers", "good"])
+    assert [report.verdict for report in reports] == ["unknown", "passed"]
+    assert "its process died" in str(reports[0].reason)
+
+
+def test_a_target_that_prints_without_end_is_checked_all_the_same(capfd):
+    (report,), _ = checked(["prints"])
+    assert report.verdict == "passed"
+    assert "all work and no play" in capfd.readouterr().out
+
+
+def test_a_target_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 5.0)
+    plan = Plan(TINY, 0.3, expected={})
+    start = time.monotonic()
+    (report,) = run_all(["hangs"], resolve, plan, lambda _: None, 1)
+    assert report.verdict == "unknown"
+    assert str(report.reason).startswith("it hung: no end after ")
+    assert time.monotonic() - start < 30
+
+
+def test_ctrl_c_leaves_what_has_not_begun_undone():
+    reports: list[TargetReport] = []
+
+    def on_event(event: object) -> None:
+        if isinstance(event, TargetReport):
+            reports.append(event)
+        if len(reports) == 1:
+            raise KeyboardInterrupt
+
+    done = run_all(["dies", "good", "exits"], resolve, PLAN, _once(on_event), 1)
+    assert [report.target for report in done] == ["dies", "good", "exits"]
+    assert done[0].reason == "its process died (exit code 7)"
+    assert [report.reason for report in done[1:]] == ["interrupted before it began"] * 2
+
+
+def _once(on_event):
+    """Pass the first KeyboardInterrupt on, and no other."""
+    raised = False
+
+    def listen(event: object) -> None:
+        nonlocal raised
+        try:
+            on_event(event)
+        except KeyboardInterrupt:
+            if not raised:
+                raised = True
+                raise
+
+    return listen
+
+
+def test_no_target_is_no_report():
+    assert checked([]) == ([], [])
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_any_number_of_workers_will_do(workers):
+    (report,) = run_all(["dies"], resolve, PLAN, lambda _: None, workers)
+    assert report.reason == "its process died (exit code 7)"

@@ -1,0 +1,219 @@
+"""What a search takes for one state: exact counts, and targets that lie about it or hide it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from faults import (
+    SHOWN,
+    DriftingKey,
+    DroppingClone,
+    Locked,
+    LyingKey,
+    LyingKeyOfRefusals,
+    SecondRelease,
+    SharingClone,
+    Unseen,
+    judging,
+    searched,
+    worlds,
+)
+from pagedkv import ArrayKVCacheManager, Declarations, KVCacheManager, OutOfBlocks, Request, Snapshot
+from pagedkv.specs.abilities.core import Misuse, Prefill, Release
+from pagedkv.specs.catalogue import PROPERTIES
+from pagedkv.specs.judge import Judge
+from pagedkv.specs.model import Geometry
+from pagedkv.specs.properties import Need
+from pagedkv.stateful.campaign import Subject
+from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.profiles import FIXED, PROFILES, Scope
+from pagedkv.stateful.replay import replay
+from pagedkv.stateful.trust import Trust
+
+ONE, TWO = Geometry(1, 1), Geometry(2, 1)
+LOSES = (Prefill(0, 1), Release(0), Prefill(0, 1), Release(0))
+MAIN, RESUME = PROFILES["quick"].scopes(Declarations(), pair=False)
+
+# ---------------------------------------------------------------- exact counts
+
+
+def counted(scope: Scope, *factories: Any, geometries: Any = None) -> Exploration:
+    subject = Subject("counted", factories)
+    needs = SHOWN | {Need.PEER} if len(factories) > 1 else SHOWN
+    done, _ = explore(
+        lambda geometry: subject.world(scope, geometry),
+        geometries or scope.geometries,
+        lambda: Judge(PROPERTIES.values(), needs),
+        Limits(),
+    )
+    assert (done.found, done.stopped, done.doubts) == ({}, None, ())
+    return done
+
+
+@pytest.mark.parametrize(
+    ("blocks", "block_size", "reference", "array"),
+    [
+        (1, 1, (2, 15), (2, 15)),
+        (1, 2, (3, 27), (3, 27)),
+        (1, 3, (4, 39), (4, 39)),
+        (2, 1, (6, 72), (7, 77)),
+        (2, 2, (13, 183), (14, 190)),
+        (2, 3, (22, 336), (23, 345)),
+        (3, 1, (26, 393), (34, 465)),
+        (4, 1, (146, 2485), (208, 3276)),
+    ],
+)
+def test_states_and_transitions_of_one_pool(blocks, block_size, reference, array):
+    for factory, expected in ((KVCacheManager, reference), (ArrayKVCacheManager, array)):
+        done = counted(MAIN, factory, geometries=(Geometry(blocks, block_size),))
+        assert (done.states, done.transitions) == expected
+
+
+@pytest.mark.parametrize(
+    ("factory", "main", "resume"),
+    [
+        (KVCacheManager, (10_747, 204_217), (687, 6_737)),
+        (ArrayKVCacheManager, (16_933, 315_501), (1_489, 13_299)),
+    ],
+)
+def test_states_and_transitions_of_the_whole_fixed_scope(factory, main, resume):
+    for scope, expected in ((MAIN, main), (RESUME, resume)):
+        done = counted(scope, factory)
+        assert (done.states, done.transitions) == expected
+
+
+def test_reference_and_array_agree_over_the_whole_product_of_small_pools():
+    pair, _ = PROFILES["quick"].scopes(Declarations(), pair=True)
+    small = tuple(g for g in FIXED if g.num_blocks <= 3)
+    done = counted(pair, KVCacheManager, ArrayKVCacheManager, geometries=small)
+    assert (done.states, done.transitions) == (1_321, 18_301)
+
+
+def test_counts_of_the_scope_are_the_sums_over_its_pools():
+    small = FIXED[:5]
+    each = [counted(MAIN, KVCacheManager, geometries=(geometry,)) for geometry in small]
+    done = counted(MAIN, KVCacheManager, geometries=small)
+    assert done.states == sum(one.states for one in each)
+    assert done.transitions == sum(one.transitions for one in each)
+
+
+# ---------------------------------------------------------------- liars and hiders
+
+
+class KeyRaises(KVCacheManager):
+    """Its key can't be had while two requests are live."""
+
+    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
+        if len(self._live) == 2:
+            raise IndexError("no such lease")
+        return super().state_key(names)
+
+
+class Fickle(KVCacheManager):
+    """Every fourth prefill of all managers together takes its blocks from the other end."""
+
+    calls = itertools.count()
+
+    def allocate_for_prefill(self, req: Request) -> None:
+        super().allocate_for_prefill(req)
+        if next(self.calls) % 4 == 3:
+            self._free = self._free[::-1]
+
+
+class Phantom(KVCacheManager):
+    """Shows the table of a request that nobody knows, once two are live."""
+
+    def snapshot(self) -> Snapshot:
+        seen = super().snapshot()
+        if len(seen.block_tables) < 2:
+            return seen
+        return replace(seen, block_tables={**seen.block_tables, 77: (0,)})
+
+
+def found_in(factory: Any, *geometries: Geometry, **limits: Any) -> Exploration:
+    """The exploration, once every history in it was seen to break what it says it breaks."""
+    done = searched(factory, *geometries, **limits)
+    for name, found in done.found.items():
+        make = partial(worlds(factory), found.geometry)
+        ran = replay(make, found.commands, judging())
+        assert name in {violation.property.id for violation in ran.violations}
+        assert ran.commands == found.commands
+    return done
+
+
+def test_a_key_that_hides_a_counter_gives_way_to_the_whole_state():
+    done = found_in(LyingKey, ONE, TWO)
+    assert done.trust.key == "whole"
+    assert "two states with one key" in done.doubts[0]
+    assert done.found["conservation"].commands == LOSES
+
+
+@pytest.mark.parametrize("factory", [LyingKeyOfRefusals, DriftingKey])
+def test_a_key_that_hides_a_counter_of_refusals_gives_way_to_the_whole_state(factory):
+    done = found_in(factory, ONE)
+    assert done.trust.key == "whole"
+    assert done.found["rollback"].commands == (Misuse(0, "decode-fresh"),) * 2
+
+
+def test_a_key_that_can_not_be_taken_gives_way_to_the_whole_state():
+    done = found_in(KeyRaises, TWO)
+    assert (done.trust.key, done.exhausted) == ("whole", True)
+
+
+@pytest.mark.parametrize("factory", [SharingClone, DroppingClone])
+def test_a_copy_that_is_none_gives_way_to_a_generic_one(factory):
+    done = found_in(factory, ONE, TWO)
+    assert done.trust.clone == "deep"
+    assert "a copy" in done.doubts[0]
+    assert done.found["conservation"].commands == LOSES
+
+
+def test_what_can_not_be_copied_is_run_again_from_the_start():
+    done = found_in(Locked, ONE)
+    assert done.trust == Trust("own", "none")
+    assert done.doubts == ("copying failed: TypeError: cannot pickle '_thread.lock' object",)
+    assert done.found["conservation"].commands == LOSES
+    assert done.states == found_in(SecondRelease, ONE).states
+
+
+def test_what_can_not_be_seen_is_never_merged_and_ends_at_its_depth():
+    done = found_in(Unseen, ONE, depth=4)
+    assert done.trust == Trust("none", "none")
+    assert done.doubts[0] == "the whole state of the target can't be seen"
+    assert done.found["conservation"].commands == LOSES
+    assert (done.stopped, done.covers(4), done.covers(5)) == ("depth limit of 4", True, False)
+    assert done.states > found_in(SecondRelease, ONE, depth=4).states
+
+
+def test_a_target_that_is_not_deterministic_is_called_that():
+    done = searched(Fickle, ONE, TWO)
+    assert str(done.stopped).startswith("not deterministic: a second run of ")
+    assert not done.exhausted
+
+
+def test_a_target_that_shows_a_request_nobody_made_is_judged_not_choked_on():
+    done = found_in(Phantom, TWO)
+    assert done.found["table-cover"].commands == (Prefill(0, 1), Prefill(1, 1))
+
+
+class AlwaysOut(KVCacheManager):
+    def allocate_for_prefill(self, req: Request) -> None:
+        raise OutOfBlocks(req.request_id, 1, 0)
+
+
+def test_two_that_disagree_at_once_are_told_apart_at_once():
+    subject = Subject("pair", (KVCacheManager, AlwaysOut))
+    scope = Scope("pair", (ONE,), 2)
+    done, _ = explore(
+        lambda geometry: subject.world(scope, geometry),
+        (ONE,),
+        lambda: Judge(PROPERTIES.values(), SHOWN | {Need.PEER}),
+        Limits(),
+    )
+    assert done.found["lockstep"].commands == (Prefill(0, 1),)
