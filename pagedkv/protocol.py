@@ -63,7 +63,7 @@ class HoldsNothing(MisuseError):
 
 
 class InvalidBlockTable(MisuseError):
-    """A block table with a duplicate, out-of-range, free or foreign block, or of the wrong length."""
+    """A table with a duplicate, out-of-range, free or foreign block, or of the wrong length."""
 
 
 class Request:

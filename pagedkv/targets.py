@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 from pagedkv.declarations import Declarations
 from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.world import CannotDrive, World
+from pagedkv.stateful.target import CannotDrive
+from pagedkv.stateful.world import World
 
 METHODS = ("allocate_for_prefill", "allocate_for_decode", "release_request")
 

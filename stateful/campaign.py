@@ -34,9 +34,10 @@ from pagedkv.stateful.report import (
     Shortest,
     TargetReport,
 )
+from pagedkv.stateful.target import CannotDrive, Factory
 from pagedkv.stateful.trust import System
 from pagedkv.stateful.verdict import Evidence, judge_target
-from pagedkv.stateful.world import CannotDrive, Factory, World
+from pagedkv.stateful.world import World
 
 Listener = Callable[[str, Progress], None]
 """Told the phase and how far it is."""

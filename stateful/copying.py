@@ -42,7 +42,7 @@ def freeze(value: object, meaningless: Collection[str] = ()) -> bytes:
 
 def thaw(frozen: bytes) -> Any:
     """A copy of what `freeze` was given, sharing nothing with it."""
-    return pickle.loads(frozen)  # noqa: S301 - made by `freeze` in this process
+    return pickle.loads(frozen)
 
 
 class _Freezer(pickle.Pickler):

@@ -208,9 +208,7 @@ class _Search:
     def _begin(self) -> None:
         for g, geometry in enumerate(self._geometries):
             world = self._make(geometry)
-            key = world.key(self.trust)
-            if key is None and self.trust.key != "none":
-                raise Distrust("key", "the whole state of the target can't be seen")
+            key = self._key(world)
             node = self._nodes.add_root(key, g)
             found = [violation for state in world.states for violation in self.judge.state(state)]
             if not self._record(found, node, ()):
@@ -236,23 +234,21 @@ class _Search:
                 violations += self.judge.reached(step)
                 if self._record(violations, node, (command,)):
                     continue
-            key = world.key(self.trust)
-            if key is None:
-                if self.trust.key != "none":
-                    raise Distrust("key", "the whole state of the target can't be seen")
-            elif key == key_here:
-                moved = False
-                self._merge(node, command, node)
-                continue
-            elif key in known:
+            key = self._key(world)
+            moved = key is None or key != key_here
+            if key is not None and key in known:
                 self._merge(node, command, known[key])
-                continue
-            if self._record(self.judge.reached(step), node, (command,)):
-                continue
-            child = nodes.add(key, node, command)
-            if key is not None:
-                known[key] = child
-            self._next[g].append(child)
+            elif not self._record(self.judge.reached(step), node, (command,)):
+                child = nodes.add(key, node, command)
+                if key is not None:
+                    known[key] = child
+                self._next[g].append(child)
+
+    def _key(self, world: System) -> bytes | None:
+        key = world.key(self.trust)
+        if key is None and self.trust.key != "none":
+            raise Distrust("key", "the whole state of the target can't be seen")
+        return key
 
     def _merge(self, parent: int, command: Command, known: int) -> None:
         """Now and then, continue two states that were taken for one."""

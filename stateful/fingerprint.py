@@ -109,12 +109,8 @@ class _Walk:
                 self.visit(item)
         elif isinstance(value, set | frozenset):
             self._unordered(value)
-        elif isinstance(value, bytearray | memoryview):
-            self.parts.append(bytes(value).hex())
-        elif isinstance(value, range | slice):
-            self.parts.append(repr(value))
-        elif isinstance(value, random.Random):
-            self.parts.append(repr(value.getstate()))
+        elif (plain := _plain(value)) is not None:
+            self.parts.append(plain)
         elif isinstance(value, MethodType):
             self.visit(value.__self__)
             self.parts.append(value.__qualname__)
@@ -171,6 +167,17 @@ class _Walk:
                 self.visit(item)
 
 
+def _plain(value: Any) -> str | None:
+    """The state of a value that is nothing but what can be printed; None for all others."""
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value).hex()
+    if isinstance(value, range | slice):
+        return repr(value)
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    return None
+
+
 def _of_python(kind: type) -> bool:
     """Whether everything that instances keep is in attributes."""
     new = kind.__new__
@@ -214,4 +221,5 @@ def _by_reduce(value: Any) -> dict[str, Any]:
         raise Opaque(f"the state of a {type(value).__qualname__} can't be seen: {error}") from error
     if isinstance(parts, str):
         return {"reduced": parts}
-    return {f"reduced{i}": part for i, part in enumerate(parts) if i != 0}
+    own = getattr(value, "__dict__", None)  # is visited by name already
+    return {f"reduced{i}": part for i, part in enumerate(parts) if i != 0 and part is not own}

@@ -30,8 +30,8 @@ from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Property, Violation
 from pagedkv.specs.steps import Expected, Grant, Refuse, State
 from pagedkv.stateful.settings import for_search, no_constants_of_others, settings_for
+from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System
-from pagedkv.stateful.world import CannotDrive
 
 __all__ = [
     "Falsified",

@@ -17,8 +17,8 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
 from pagedkv.stateful.replay import replay
+from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System
-from pagedkv.stateful.world import CannotDrive
 
 History = tuple[Command, ...]
 _RANK = {op: rank for rank, op in enumerate(COMMANDS)}

@@ -46,7 +46,7 @@ def reconstruct(
         if shape != (seq_len, width):
             return Unreadable(f"shape {list(shape)} != [{seq_len}, {width}]")
         rows = cache.tolist()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a target raises is what was read
         return Unreadable(f"{type(error).__name__}: {error}")
     for position, row in enumerate(rows):
         if any(value != row[0] for value in row):
@@ -65,6 +65,6 @@ def reports_of(
     for r in live:
         try:
             reports[r] = dict(own(handles[r]))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a target raises is its report
             reports[r] = Unreadable(f"{type(error).__name__}: {error}")
     return reports

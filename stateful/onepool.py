@@ -22,8 +22,8 @@ from pagedkv.stateful.report import (
     TargetReport,
     Verdict,
 )
+from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System
-from pagedkv.stateful.world import CannotDrive
 
 
 def explore_pool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -116,10 +117,8 @@ class TensorPool:
         if renaming is not None:
             # Poison is -1, which indexes the last entry: that is poison again. What is no tag
             # can't be renamed and stays, so that such states are told apart by names too.
-            try:
+            with suppress(IndexError):
                 rows = renaming[rows.astype(np.intp)].astype(rows.dtype)
-            except IndexError:
-                pass
         whole: bytes = rows.tobytes()
         return whole
 

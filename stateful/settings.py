@@ -79,7 +79,7 @@ def no_constants_of_others() -> Iterator[None]:
     setting for it, and where the internals have moved nothing worse happens than that.
     """
     try:
-        from hypothesis.internal.conjecture.providers import (  # noqa: PLC0415 - may be gone
+        from hypothesis.internal.conjecture.providers import (
             HypothesisProvider,
         )
     except ImportError:  # pragma: no cover

@@ -39,12 +39,9 @@ def judge_target(evidence: Evidence) -> tuple[Verdict, str | None, tuple[Propert
         return "violated", None, results
     failed_to_fail = [p for p in evidence.expected if p not in evidence.broken]
     if failed_to_fail:
-        return (
-            "violated",
-            f"expected to fail, but did not: {', '.join(sorted(failed_to_fail))}; "
-            f"take it off the expected failures",
-            results,
-        )
+        names = ", ".join(sorted(failed_to_fail))
+        reason = f"expected to fail, but did not: {names}; take it off the expected failures"
+        return "violated", reason, results
     if evidence.unfinished is not None:
         return "unknown", evidence.unfinished, results
     unknown = [result for result in results if result.verdict == "unknown"]

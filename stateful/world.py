@@ -6,13 +6,13 @@ Every driver makes its histories through `World.apply`, and nothing else calls a
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from hashlib import blake2b
 from typing import Any, Self
 
 from pagedkv.declarations import Declarations, Raises, Returns
-from pagedkv.protocol import PagedKVManager, Request, Snapshot
+from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.catalogue import candidates
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import EMPTY, Geometry, Model, Setting
@@ -40,28 +40,10 @@ from pagedkv.stateful.pool import (
     ShadowPool,
     Slot,
     TensorPool,
-    holds_exactly,
     renaming,
 )
+from pagedkv.stateful.target import Factory, check_tensor, driving, made, own_hook
 from pagedkv.stateful.trust import Trust
-
-Factory = Callable[[int, int, int], PagedKVManager]
-
-
-class CannotDrive(Exception):
-    """The target can't be driven at all: it can't be made, or it can't be observed."""
-
-
-def own_hook(manager: object, name: str) -> Callable[..., Any] | None:
-    """The optional method `name`, only if the manager's own class wrote it.
-
-    An inherited `state_key` or `clone` knows nothing of what the subclass added, and would
-    merge states that differ.
-    """
-    if name in type(manager).__dict__ and name not in getattr(manager, "__dict__", {}):
-        hook: Callable[..., Any] = getattr(manager, name)
-        return hook
-    return None
 
 
 class World:
@@ -76,22 +58,7 @@ class World:
         keeps_released: bool = False,
     ) -> None:
         """Make a fresh manager. Raises CannotDrive if that fails."""
-        try:
-            self.manager = factory(geometry.num_blocks, geometry.block_size, geometry.head_dim)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise CannotDrive(
-                f"the target can't be made with {geometry}: {type(error).__name__}: {error}"
-            ) from error
-        declared = getattr(self.manager, "declares", None) or Declarations()
-        if not isinstance(declared, Declarations):
-            raise CannotDrive(f"declares must be a pagedkv.Declarations, got {declared!r}")
-        for name in ("allocate_for_prefill", "allocate_for_decode", "release_request"):
-            if not callable(getattr(self.manager, name, None)):
-                raise CannotDrive(
-                    f"the target makes a {type(self.manager).__name__} without a method {name}(req)"
-                )
+        self.manager = made(factory, geometry)
         self.handles: dict[int, Request] = {}
         self._freed: frozenset[int] = frozenset()
         self._menus: dict[object, list[Command]] = {}
@@ -99,40 +66,19 @@ class World:
         self._model = EMPTY
         self._views: Mapping[int, Handle] = {}
         self._tensor: Any = None
-        try:
+        with driving("a fresh target can't be observed"):
             self._seen = snapshot_of(self.manager, {})
             self._tensor = getattr(self.manager, "physical_kv_cache", None)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise CannotDrive(
-                f"a fresh target can't be observed: {type(error).__name__}: {error}"
-            ) from error
         usable = self._seen.blocks
         if usable is None:
             usable = frozenset(range(geometry.num_blocks)) - self._seen.reserved
+        declared = getattr(self.manager, "declares", None) or Declarations()
         self.setting = Setting(geometry, declared, usable, requests, keeps_released)
         self.pool: Pool = ShadowPool(geometry.block_size)
         if self._tensor is not None:
-            self._check_tensor(geometry)
+            check_tensor(self._tensor, geometry, requests * self.setting.stride)
             self.pool = TensorPool(self._tensor)
         self.pool.poison(usable)
-
-    def _check_tensor(self, geometry: Geometry) -> None:
-        """Raise CannotDrive unless the manager's tensor can hold the tags of this scope."""
-        tensor = self._tensor
-        shape = tuple(getattr(tensor, "shape", ()))
-        if len(shape) != 3 or shape[1:] != (geometry.block_size, geometry.head_dim):
-            raise CannotDrive(
-                f"physical_kv_cache has shape {list(shape)}, not [num_blocks, "
-                f"{geometry.block_size}, {geometry.head_dim}]"
-            )
-        highest = self.setting.requests * self.setting.stride
-        if not holds_exactly(tensor, highest):
-            raise CannotDrive(
-                f"physical_kv_cache is {tensor.dtype}, which can't hold -1 and the tags 1 .. "
-                f"{highest} exactly; make it float32 for the check, or the pool smaller"
-            )
 
     @property
     def states(self) -> tuple[State, ...]:

@@ -261,6 +261,20 @@ class Unseen(SecondRelease):
         self.generator = (n for n in range(10))
 
 
+class Fickle(KVCacheManager):
+    """Tosses a coin, which all managers share, for the end of the free list to take from."""
+
+    coin = Random(0)
+
+    def allocate_for_prefill(self, req: Request) -> None:
+        if self.coin.random() < 0.5:
+            self._free = self._free[::-1]
+        try:
+            super().allocate_for_prefill(req)
+        finally:
+            self._free = sorted(self._free)
+
+
 # ---------------------------------------------------------------- the search
 
 
@@ -274,6 +288,7 @@ class Tiny(Profile):
 
 
 TINY = Tiny("quick", 1.0, 3, 8, 30, True, pair_requests=2, engine_blocks=3)
+
 
 def worlds(
     factory: Any, requests: int = 3, *, keeps_released: bool = False
@@ -292,9 +307,7 @@ def judging() -> Judge:
     return Judge(PROPERTIES.values(), SHOWN)
 
 
-def searched(
-    factory: Any, *geometries: Geometry, requests: int = 3, **limits: Any
-) -> Exploration:
+def searched(factory: Any, *geometries: Geometry, requests: int = 3, **limits: Any) -> Exploration:
     make = worlds(factory, requests)
     return explore(make, geometries, judging, Limits(**limits))[0]
 

@@ -35,7 +35,7 @@ BREAKS: list[dict[str, Any]] = [
 
 
 def test_a_right_callable_passes_under_its_module_and_name():
-    report = check(Small, budget=5)
+    report = check(Small, budget=1.5)
     (target,) = report.targets
     assert (report.passed, report.exit_code, target.verdict) == (True, 0, "passed")
     assert target.target == f"{__name__}:Small"
@@ -43,14 +43,14 @@ def test_a_right_callable_passes_under_its_module_and_name():
 
 
 def test_a_wrong_callable_is_violated():
-    report = check(SmallWrong, budget=5)
+    report = check(SmallWrong, budget=1.5)
     assert (report.passed, report.exit_code) == (False, 1)
     broken = {example.property for example in report.targets[0].counterexamples}
     assert "table-cover" in broken
 
 
 def test_any_callable_will_do():
-    report = check(lambda blocks, size, dim: Small(blocks, size, dim), budget=5)
+    report = check(lambda blocks, size, dim: Small(blocks, size, dim), budget=1.5)
     assert report.passed
     assert "<lambda>" in report.targets[0].target
 
@@ -64,15 +64,10 @@ def test_a_target_can_be_named():
 
 def test_expected_failures_are_expected():
     reasons = dict.fromkeys(("table-cover", "out-of-blocks", "contents", "report-agrees"), "issue")
-    report = check(SmallWrong, budget=5, expected_failures=reasons)
+    report = check(SmallWrong, budget=1.5, expected_failures=reasons)
     assert {example.expected for example in report.targets[0].counterexamples} == {True}
     assert report.exit_code != 1
-    assert check(Small, budget=5, expected_failures={"contents": "issue"}).exit_code == 1
-
-
-def test_the_same_seed_gives_the_same_report():
-    first, second = (check(Small, budget=20, seed=3).targets[0] for _ in range(2))
-    assert first.properties == second.properties
+    assert check(Small, budget=1.5, expected_failures={"contents": "issue"}).exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -116,7 +111,11 @@ def test_a_bad_option_is_a_value_error_that_shows_it(field, value, words):
 
 def test_options_become_a_plan():
     plan = Options("ci", 7, None, ("contents",), {"rollback": "why"}).plan()
-    assert (plan.profile, plan.seconds, plan.hard) == (PROFILES["ci"], PROFILES["ci"].seconds, False)
+    assert (plan.profile, plan.seconds, plan.hard) == (
+        PROFILES["ci"],
+        PROFILES["ci"].seconds,
+        False,
+    )
     assert (plan.seed, plan.expected) == (7, {"rollback": "why"})
     assert [prop.id for prop in plan.chosen()] == ["contents"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders import declaring
-from faults import TINY, Boundary, LeakWhenOut, SecondRelease, WrongReport
+from faults import TINY, Boundary, Fickle, LeakWhenOut, SecondRelease, WrongReport
 from pagedkv import KVCacheManager, OutOfBlocks, Request
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES
@@ -213,29 +213,21 @@ def test_a_spent_budget_is_unknown_and_says_how_far_it_came():
     assert report.seconds < 5
 
 
-class Fickle(KVCacheManager):
-    calls = itertools.count()
-
-    def allocate_for_prefill(self, req: Request) -> None:
-        super().allocate_for_prefill(req)
-        if next(self.calls) % 4 == 3:
-            self._free = self._free[::-1]
-
-
-def test_a_target_that_is_not_deterministic_is_unknown():
-    report = run(Fickle)
+@pytest.mark.parametrize("depth", [0, 9])
+def test_a_target_that_is_not_deterministic_is_unknown_however_deep_that_shows(depth):
+    report = run(Fickle, profile=replace(TINY, depth=depth))
     assert report.verdict == "unknown"
     assert "not deterministic" in str(report.reason)
 
 
 @keyed
 class Interrupted(WrongReport):
-    """Somebody presses Ctrl-C."""
+    """Somebody presses Ctrl-C in a pool of so many blocks."""
 
     pools = frozenset({2})
 
     def allocate_for_prefill(self, req: Request) -> None:
-        if self.num_blocks in self.pools and req.seq_len == 2:
+        if self.num_blocks in self.pools and req.seq_len == self.num_blocks:
             raise KeyboardInterrupt
         super().allocate_for_prefill(req)
 
@@ -244,7 +236,7 @@ class Interrupted(WrongReport):
 class InterruptedLate(Interrupted):
     """The same once the random histories have begun."""
 
-    pools = frozenset(range(4, 9))
+    pools = frozenset(range(3, 9))
 
 
 def test_ctrl_c_is_unknown_unless_something_was_found():

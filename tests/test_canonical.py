@@ -49,9 +49,10 @@ def test_every_planted_fault_is_found_at_its_shortest_in_the_smallest_pool(plant
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=NAMES)
-def test_fifty_random_histories_of_a_fault_lead_to_one_counterexample(planted: Planted):
+def test_random_histories_of_a_fault_lead_to_one_counterexample(planted: Planted):
     found = proven(planted, planted.steps)
-    assert answers(planted, range(50)) == {(found.geometry, found.commands)}
+    seeds = range(50 if planted in PLANTED[::3] else 10)
+    assert answers(planted, seeds) == {(found.geometry, found.commands)}
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=NAMES)

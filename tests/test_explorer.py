@@ -170,7 +170,9 @@ def reachable(graph: Graph) -> tuple[int, int]:
     good, grown = {0}, True
     while grown:
         steps = [(s, c, t) for s in good for c, t in graph.moves[s].items()]
-        now = {t for s, c, t in steps if (s, c) not in graph.bad_steps and t not in graph.bad_states}
+        now = {
+            t for s, c, t in steps if (s, c) not in graph.bad_steps and t not in graph.bad_states
+        }
         grown = not now <= good
         good |= now
     return len(good), sum(len(graph.moves[s]) for s in good)

@@ -32,7 +32,8 @@ from pagedkv.stateful.machine import (
 )
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.settings import no_constants_of_others
-from pagedkv.stateful.world import CannotDrive, Factory, World
+from pagedkv.stateful.target import CannotDrive, Factory
+from pagedkv.stateful.world import World
 
 
 def worlds(factory: Factory) -> Make:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from faults import (
     SHOWN,
     DriftingKey,
     DroppingClone,
+    Fickle,
     Locked,
     LyingKey,
     LyingKeyOfRefusals,
@@ -24,7 +24,14 @@ from faults import (
     searched,
     worlds,
 )
-from pagedkv import ArrayKVCacheManager, Declarations, KVCacheManager, OutOfBlocks, Request, Snapshot
+from pagedkv import (
+    ArrayKVCacheManager,
+    Declarations,
+    KVCacheManager,
+    OutOfBlocks,
+    Request,
+    Snapshot,
+)
 from pagedkv.specs.abilities.core import Misuse, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.judge import Judge
@@ -113,17 +120,6 @@ class KeyRaises(KVCacheManager):
         if len(self._live) == 2:
             raise IndexError("no such lease")
         return super().state_key(names)
-
-
-class Fickle(KVCacheManager):
-    """Every fourth prefill of all managers together takes its blocks from the other end."""
-
-    calls = itertools.count()
-
-    def allocate_for_prefill(self, req: Request) -> None:
-        super().allocate_for_prefill(req)
-        if next(self.calls) % 4 == 3:
-            self._free = self._free[::-1]
 
 
 class Phantom(KVCacheManager):

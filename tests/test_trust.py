@@ -10,8 +10,8 @@ from pagedkv import KVCacheManager, OutOfBlocks
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.lockstep import Lockstep
+from pagedkv.stateful.target import own_hook
 from pagedkv.stateful.trust import Distrust, Trust, same_from_here
-from pagedkv.stateful.world import own_hook
 
 OWN, GENERIC, NONE = Trust(), Trust("whole", "deep"), Trust("none", "none")
 POOL = Geometry(2, 1)

@@ -11,7 +11,7 @@ from builders import declaring
 from pagedkv.declarations import Raises, Returns
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.steps import Done, NoBlocks, Raised, Refused
-from pagedkv.stateful.world import CannotDrive
+from pagedkv.stateful.target import CannotDrive
 
 
 class Outspoken(Plain):

@@ -10,8 +10,8 @@ from pagedkv import KVCacheManager
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.model import POISON
 from pagedkv.stateful.pool import ShadowPool, TensorPool, renaming
+from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import Trust
-from pagedkv.stateful.world import CannotDrive
 
 OF_FOUR = [(block, offset) for block in range(4) for offset in range(2)]
 

@@ -61,7 +61,7 @@ def explore(
     from pagedkv.stateful.onepool import explore_pool
     from pagedkv.stateful.processes import Update
     from pagedkv.stateful.report import Report
-    from pagedkv.stateful.world import CannotDrive
+    from pagedkv.stateful.target import CannotDrive
     from pagedkv.terminal import console_on, show_target
 
     if json_file is not None:

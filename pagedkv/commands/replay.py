@@ -29,8 +29,8 @@ def replay(file: Path, target: str | None) -> int:
     from pagedkv.commands.progress import watch
     from pagedkv.stateful.replay import MakesNoSense
     from pagedkv.stateful.shrink import rerun
+    from pagedkv.stateful.target import CannotDrive
     from pagedkv.stateful.traces import FIRST_COMMAND
-    from pagedkv.stateful.world import CannotDrive
 
     trace = read(file)
     subject = subject_of(trace, target, file)

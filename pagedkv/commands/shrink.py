@@ -35,8 +35,8 @@ def shrink(file: Path, target: str | None, output: Path | None) -> int:
     """
     from pagedkv.commands.progress import watch
     from pagedkv.stateful.shrink import shrink as shrunk
+    from pagedkv.stateful.target import CannotDrive
     from pagedkv.stateful.traces import Trace, text_of
-    from pagedkv.stateful.world import CannotDrive
 
     if output is not None:
         check_writable(output, "--output")

@@ -155,6 +155,7 @@ _WHY: dict[Kind, str] = {
     "release-foreign": "its table names a block of another request",
     "release-stolen": "the request was never prefilled and carries another's table",
 }
+_FRESH = frozenset(("decode-fresh", "release-fresh", "release-stolen"))
 _OPERATION: dict[Kind, str] = {kind: kind.partition("-")[0] for kind in KINDS}
 _FORGED = frozenset(kind for kind in KINDS if "table" in _WHY[kind])
 
@@ -174,21 +175,15 @@ class Misuse(Command):
     def enabled(self, model: Model, setting: Setting) -> bool:
         if setting.declared.on_wrong_use(self.operation) == "never":
             return False
-        live = model.live
-        match self.kind:
-            case "decode-fresh" | "release-fresh":
-                return self.request not in live
-            case "release-stolen":
-                return self.request not in live and bool(live)
-            case "decode-released" | "release-released":
-                return self.request in model.released
-            case "release-foreign":
-                return self.request in live and len(live) > 1
-            case "release-free":
-                most = _blocks_due(model, setting) + setting.declared.lookahead * len(live)
-                return self.request in live and most < len(setting.usable)
-            case _:
-                return self.request in live
+        if self.kind.endswith("-released"):
+            return self.request in model.released
+        others = len(model.live) - (self.request in model.live)
+        if self.kind in _FRESH:
+            return self.request not in model.live and (self.kind != "release-stolen" or others > 0)
+        if self.kind == "release-free":
+            most = _blocks_due(model, setting) + setting.declared.lookahead * len(model.live)
+            return self.request in model.live and most < len(setting.usable)
+        return self.request in model.live and (self.kind != "release-foreign" or others > 0)
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         noop = setting.declared.on_wrong_use(self.operation) == "noop"
@@ -196,7 +191,7 @@ class Misuse(Command):
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         back = nothing_to_undo
-        if self.kind in ("decode-fresh", "release-fresh", "release-stolen"):
+        if self.kind in _FRESH:
             back = _put(handles, self.request, Request(self.request, 1))
         if self.kind not in _FORGED:
             return back
