@@ -30,11 +30,12 @@ LONGEST = 24
 """Tokens of a request in the part of the history where the fault can't strike."""
 
 
-class LeaksWhenFull(KVCacheManager):
-    """Loses a block where a request of two blocks is released from a full pool."""
+class LeaksScattered(KVCacheManager):
+    """Loses a block where two blocks that are no neighbours are released from a full pool."""
 
     def release_request(self, req: Request) -> None:
-        strikes = not self._free and len(req.block_table) == 2
+        table = req.block_table
+        strikes = not self._free and len(table) == 2 and table[1] != table[0] + 1
         super().release_request(req)
         if strikes:
             self._free.pop()
@@ -51,7 +52,11 @@ class LeaksLarge(KVCacheManager):
             self._free.pop()
 
 
-FAULTS = {"leaks when full": LeaksWhenFull, "leaks large": LeaksLarge}
+FAULTS = {"leaks scattered": LeaksScattered, "leaks large": LeaksLarge}
+
+
+NUMBERS = GEOMETRY.num_blocks + 10
+"""Requests that `_strike` may number."""
 
 
 def recorded(length: int, seed: int = 0) -> Iterator[Command]:
@@ -62,7 +67,7 @@ def recorded(length: int, seed: int = 0) -> Iterator[Command]:
     rng = random.Random(seed)
     live: dict[int, int] = {}
     made = done = 0
-    strike = length - length // 200 - 50
+    strike = length - length // 200 - 300
 
     def tokens(limit: int) -> int:
         held = sum(GEOMETRY.blocks_for(n) for n in live.values())
@@ -74,7 +79,7 @@ def recorded(length: int, seed: int = 0) -> Iterator[Command]:
             for command in _strike(made, live):
                 yield command
                 done += 1
-            made += 40
+            made += NUMBERS
             continue
         room = tokens(LONGEST)
         action = rng.random()
@@ -96,7 +101,7 @@ def recorded(length: int, seed: int = 0) -> Iterator[Command]:
 
 
 def _strike(made: int, live: dict[int, int]) -> Iterator[Command]:
-    """All go, two large ones come and go, and a pool is filled by pairs of blocks."""
+    """All go, two large ones come and go, and a full pool has a request of blocks 0 and 2."""
     for request in list(live):
         del live[request]
         yield Release(request)
@@ -106,10 +111,15 @@ def _strike(made: int, live: dict[int, int]) -> Iterator[Command]:
             yield Decode(request)
     yield Release(made)
     yield Release(made + 1)
-    pairs = range(made + 2, made + 2 + GEOMETRY.num_blocks // 2)
-    for request in pairs:
-        yield Prefill(request, 2 * GEOMETRY.block_size)
-    for request in pairs:
+    size = GEOMETRY.block_size
+    one, two, scattered, *rest = range(made + 2, made + 5 + (GEOMETRY.num_blocks - 3))
+    yield Prefill(one, size)
+    yield Prefill(two, size)
+    yield Release(one)
+    yield Prefill(scattered, 2 * size)
+    for request in rest:
+        yield Prefill(request, size)
+    for request in (scattered, two, *rest):
         yield Release(request)
 
 

@@ -16,8 +16,8 @@ from pagedkv.specs.properties import (
     Judgement,
     Property,
 )
-from pagedkv.specs.show import show
-from pagedkv.specs.steps import State, Step
+from pagedkv.specs.show import first_difference, show
+from pagedkv.specs.steps import Observation, State, Step
 
 
 def judge_seq_len(state: State) -> Judgement:
@@ -79,19 +79,25 @@ def judge_others(step: Step) -> Judgement:
             and before.snapshot.seq_lens.get(r) == after.snapshot.seq_lens.get(r)
         ):
             continue
-        was = (before.tables.get(r), before.snapshot.seq_lens.get(r), before.handles.get(r))
-        now = (after.tables.get(r), after.snapshot.seq_lens.get(r), after.handles.get(r))
-        what, old, new = next(
-            (what, old, new)
-            for what, old, new in zip(("block_table", "seq_len", "handle"), was, now, strict=True)
-            if old != new
-        )
+        what, old, new = _change(before, after, r)
         return Broken(
             f"{step.command} changed request {r}: {what} {show(old)} before != {show(new)} after",
             (),
             (r,),
         )
     return HOLDS
+
+
+def _change(before: Observation, after: Observation, r: int) -> tuple[str, object, object]:
+    """What changed of a request, as the manager shows it or else in its handle."""
+    if before.tables.get(r) != after.tables.get(r):
+        return "block_table", before.tables.get(r), after.tables.get(r)
+    if before.snapshot.seq_lens.get(r) != after.snapshot.seq_lens.get(r):
+        return "seq_len", before.snapshot.seq_lens.get(r), after.snapshot.seq_lens.get(r)
+    if r not in after.handles:
+        return "request", before.handles[r], None
+    name, old, new = first_difference(before.handles[r], after.handles[r])
+    return f"request.{name}", old, new
 
 
 def judge_handle(step: Step) -> Judgement:

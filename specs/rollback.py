@@ -11,8 +11,8 @@ from dataclasses import fields
 
 from pagedkv.protocol import Snapshot
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Judgement, Need, Property
-from pagedkv.specs.show import show
-from pagedkv.specs.steps import Done, Grant, Handle, NoBlocks, Raised, Refuse, Refused, Step
+from pagedkv.specs.show import first_difference, show
+from pagedkv.specs.steps import Done, Grant, NoBlocks, Raised, Refuse, Refused, Step
 
 
 def _without_order(snapshot: Snapshot) -> dict[str, object]:
@@ -35,7 +35,7 @@ def judge_unchanged(step: Step) -> Judgement:
         return HOLDS
     own, what = step.command.request, f"{step.command} ended in: {step.outcome}"
     if step.returned != step.given:
-        name, was, now = _first_difference(step.given, step.returned)
+        name, was, now = first_difference(step.given, step.returned)
         return Broken(
             f"request {own}: {name} before {show(was)} != {show(now)} after; {what}", (), (own,)
         )
@@ -50,16 +50,11 @@ def judge_unchanged(step: Step) -> Judgement:
                 return Broken(f"{f.name} before {show(was)} != {show(now)} after; {what}")
     if before.handles != after.handles:
         r = next(r for r in before.handles if before.handles[r] != after.handles[r])
-        name, was, now = _first_difference(before.handles[r], after.handles[r])
+        name, was, now = first_difference(before.handles[r], after.handles[r])
         return Broken(
             f"request {r}: {name} before {show(was)} != {show(now)} after; {what}", (), (r,)
         )
     return HOLDS
-
-
-def _first_difference(was: Handle, now: Handle) -> tuple[str, object, object]:
-    names = zip(was._fields, was, now, strict=True)
-    return next((name, old, new) for name, old, new in names if old != new)
 
 
 def judge_exact(step: Step) -> Judgement:

@@ -29,6 +29,12 @@ def show(value: object) -> str:
             return str(value)
 
 
+def first_difference(was: Handle, now: Handle) -> tuple[str, object, object]:
+    """The first field in which two handles that differ do so, and both values of it."""
+    names = zip(was._fields, was, now, strict=True)
+    return next((name, old, new) for name, old, new in names if old != new)
+
+
 def _cut(words: Collection[str]) -> list[str]:
     listed = list(words)
     if len(listed) <= LONGEST:

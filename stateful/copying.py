@@ -11,11 +11,12 @@ import pickle
 from collections.abc import Callable, Collection
 from functools import cache
 from io import BytesIO
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pagedkv.stateful.fingerprint import Opaque
+from pagedkv.stateful.fingerprint import Opaque, all_in_attributes, means_nothing, slots_of
 
 _FAITHFUL = frozenset(
     {"builtins", "collections", "datetime", "decimal", "enum", "fractions", "functools"}
@@ -49,29 +50,50 @@ class _Freezer(pickle.Pickler):
     def __init__(self, out: BytesIO, meaningless: frozenset[str]) -> None:
         super().__init__(out, protocol=5)
         self._meaningless = meaningless
+        self._memory: set[int] = set()
 
     def reducer_override(self, value: object) -> Any:
         kind: type = type(value)
-        if _is_view(value):
-            raise Opaque("an array that shares its memory would be copied without the sharing")
+        if isinstance(value, np.ndarray):
+            return _as_array, self._array(value)
+        if _is_tensor(kind):
+            return _as_tensor, self._tensor(value)
         if not _is_faithful(kind):
-            if _is_tensor(kind):
-                return _as_tensor, (cast(Any, value).detach().numpy(),)
             raise Opaque(f"{kind.__qualname__} pickles itself in its own way")
-        if self._meaningless and hasattr(value, "__dict__"):
+        if self._meaningless:
             return self._without(value, kind)
         return NotImplemented
 
+    def _array(self, array: NDArray[Any]) -> tuple[bytes, str, tuple[int, ...]]:
+        if type(array) is not np.ndarray or array.base is not None:
+            raise Opaque("an array that may share its memory would be copied without the sharing")
+        return self._owned(array)
+
+    def _tensor(self, tensor: Any) -> tuple[bytes, str, tuple[int, ...]]:
+        if tensor.requires_grad or tensor.untyped_storage().nbytes() != tensor.nbytes:
+            raise Opaque("a tensor that is part of another would be copied without the rest")
+        return self._owned(tensor.detach().numpy())
+
+    def _owned(self, array: NDArray[Any]) -> tuple[bytes, str, tuple[int, ...]]:
+        """What makes an array that has its memory for itself."""
+        kind, start = array.dtype.str, array.__array_interface__["data"][0]
+        if array.size and start in self._memory:
+            raise Opaque("arrays that share their memory would be copied without the sharing")
+        if np.dtype(kind) != array.dtype or array.dtype.hasobject:
+            raise Opaque(f"the bytes of {array.dtype} don't say all")
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            raise Opaque("the copy of an array would be laid out in another way")
+        self._memory.add(start)
+        return array.tobytes(), kind, array.shape
+
     def _without(self, value: object, kind: type) -> Any:
-        names = {base.__name__ for base in kind.__mro__}
-        kept = {
-            name: item
-            for name, item in vars(value).items()
-            if self._meaningless.isdisjoint({name, *(f"{base}.{name}" for base in names)})
-        }
-        if len(kept) == len(vars(value)):
+        own = getattr(value, "__dict__", {})
+        left_out = {n for n in (*own, *slots_of(kind)) if means_nothing(n, kind, self._meaningless)}
+        if not left_out or isinstance(value, type):
             return NotImplemented
-        return object.__new__, (kind,), kept
+        if slots_of(kind) or not all_in_attributes(kind):
+            raise Opaque("only plain attributes can be left out")
+        return object.__new__, (kind,), {n: item for n, item in own.items() if n not in left_out}
 
 
 @cache
@@ -89,20 +111,15 @@ def _is_faithful(kind: type) -> bool:
     return of_dataclass or (plain and not any(hasattr(kind, hook) for hook in hooks))
 
 
-def _is_view(value: Any) -> bool:
-    """Whether an array or a tensor is part of memory that something else may hold too."""
-    if isinstance(value, np.ndarray):
-        return value.base is not None or value.dtype.hasobject
-    if _is_tensor(type(value)):
-        return bool(value.untyped_storage().nbytes() != value.nbytes or value.device.type != "cpu")
-    return False
-
-
 def _is_tensor(kind: type) -> bool:
     return kind.__module__ == "torch" and kind.__name__ == "Tensor"
 
 
-def _as_tensor(array: Any) -> Any:
+def _as_array(data: bytes, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.ndarray(shape, kind, data).copy()
+
+
+def _as_tensor(data: bytes, kind: str, shape: tuple[int, ...]) -> Any:
     import torch
 
-    return torch.from_numpy(array)
+    return torch.from_numpy(_as_array(data, kind, shape))

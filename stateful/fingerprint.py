@@ -10,11 +10,14 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
+from functools import cache
 from hashlib import blake2b
 from logging import Logger
+from struct import calcsize
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+_WORD = calcsize("P")
 _NAMED = Enum | type | FunctionType | BuiltinFunctionType | ModuleType | Logger
 
 
@@ -156,13 +159,11 @@ class _Walk:
 
     def _attributes(self, value: Any, kind: type, *, must: bool = True) -> None:
         fields = _fields(value, kind)
-        if must and not _of_python(kind):
+        if must and not all_in_attributes(kind):
             # What a class in C keeps shows only when it is taken apart, if at all.
             fields |= _by_reduce(value)
         for name, item in sorted(fields.items()):
-            if self._meaningless.isdisjoint(
-                {name, *(f"{base.__name__}.{name}" for base in kind.__mro__)}
-            ):
+            if not means_nothing(name, kind, self._meaningless):
                 self.parts.append(name)
                 self.visit(item)
 
@@ -178,10 +179,15 @@ def _plain(value: Any) -> str | None:
     return None
 
 
-def _of_python(kind: type) -> bool:
-    """Whether everything that instances keep is in attributes."""
-    new = kind.__new__
-    return kind is object or new is object.__new__ or isinstance(new, FunctionType)
+@cache
+def all_in_attributes(kind: type) -> bool:
+    """Whether instances have room for nothing but attributes; changes nothing.
+
+    Pickling asks the same before it trusts an object without a hook of its own.
+    """
+    offsets = (kind.__dictoffset__, kind.__weakrefoffset__)
+    words = len(slots_of(kind)) + sum(offset > 0 for offset in offsets)
+    return kind.__itemsize__ == 0 and kind.__basicsize__ <= object.__basicsize__ + words * _WORD
 
 
 def _place(value: Any, memory: dict[int, int]) -> str:
@@ -198,17 +204,29 @@ def _place(value: Any, memory: dict[int, int]) -> str:
     return f"memory {memory.setdefault(start, len(memory))} at {at - start}"
 
 
-def _fields(value: Any, kind: type) -> dict[str, Any]:
-    fields = dict(getattr(value, "__dict__", {}))
+@cache
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The attributes that the class and its bases keep in slots; changes nothing."""
+    found = []
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if name in ("__dict__", "__weakref__"):
-                continue
-            private = name.startswith("__") and not name.endswith("__")
-            attribute = f"_{base.__name__.lstrip('_')}{name}" if private else name
-            if hasattr(value, attribute):
-                fields[attribute] = getattr(value, attribute)
+            if name not in ("__dict__", "__weakref__"):
+                private = name.startswith("__") and not name.endswith("__")
+                found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return tuple(found)
+
+
+def means_nothing(name: str, kind: type, meaningless: Collection[str]) -> bool:
+    """Whether the attribute is left out, by its name or that of a base; changes nothing."""
+    return name in meaningless or any(
+        f"{base.__name__}.{name}" in meaningless for base in kind.__mro__
+    )
+
+
+def _fields(value: Any, kind: type) -> dict[str, Any]:
+    fields = dict(getattr(value, "__dict__", {}))
+    fields |= {name: getattr(value, name) for name in slots_of(kind) if hasattr(value, name)}
     return fields
 
 

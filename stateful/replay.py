@@ -13,15 +13,12 @@ from pagedkv.stateful.report import Frame
 from pagedkv.stateful.trust import System
 
 
-@dataclass(frozen=True)
 class MakesNoSense(Exception):
     """A command can't be run where it stands: `index` counts from 0."""
 
-    index: int
-    command: Command
-
-    def __str__(self) -> str:
-        return f"{self.command} makes no sense where it stands: see what came before it"
+    def __init__(self, index: int, command: Command) -> None:
+        super().__init__(f"{command} makes no sense where it stands: see what came before it")
+        self.index = index
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,10 @@ class _Shrinking:
         scope = fixed_scope(self._history.declared)
 
         def tell(progress: Progress) -> None:
-            what = f"fixed scope, {progress.states:,} states, depth {progress.depth}"
+            what = (
+                f"fixed scope, at most {FIXED_SECONDS:.0f} s, {progress.states:,} states, "
+                f"depth {progress.depth}"
+            )
             self._tell(what, progress.transitions, 0)
 
         exploration, _ = explore(

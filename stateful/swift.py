@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from pagedkv.protocol import Request
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.steps import Done, Grant, NoBlocks, Observation, Outcome, Refuse, Refused, State
@@ -38,11 +37,12 @@ class SwiftWorld(World):
             expected = command.expect(model, setting)
             undo = command.prepare(handles, cast(State, now))
             request = handles[command.request]
+            held = list(request.block_table)
             outcome = self._call(command, request)
             steps += 1
             if isinstance(outcome, Done) and isinstance(expected, Grant):
                 now.moved(command.advance(model, setting))
-                if not self._fill(now, model, command.request, request):
+                if not self._fill(now, model, command.request, held):
                     return False
                 model = now.model
             else:
@@ -53,20 +53,26 @@ class SwiftWorld(World):
         self.steps = steps
         return self._look(model)
 
-    def _fill(self, now: _Lazily, before: Model, name: int, request: Request) -> bool:
-        """Write the tags of the new tokens of one request; False if it has no place for them."""
+    def _fill(self, now: _Lazily, before: Model, name: int, held: list[int]) -> bool:
+        """Write the tags of one request's new tokens, and poison what it held and gave back.
+
+        Returns False if the tokens have no place.
+        """
+        request, manager = self.handles[name], self.manager
         tags, old = now.model.live.get(name, ()), len(before.live.get(name, ()))
         try:
             self._follow_tensor()
+            table = request.block_table
+            if len(table) < len(held):
+                self.pool.poison(set(held).difference(table))
             if len(tags) > old:
-                outside = self.setting.declared.tables_outside or hasattr(self.manager, "slots")
-                if outside:
+                if self.setting.declared.tables_outside or hasattr(manager, "slots"):
                     slots = self._slots(name, now.seen.tables, len(tags))[old:]
                 else:
-                    size, table = self.setting.geometry.block_size, request.block_table
+                    size = self.setting.geometry.block_size
                     slots = [(int(table[p // size]), p % size) for p in range(old, len(tags))]
-                self.pool.write(slots, tags[old:])
-            computed = getattr(self.manager, "computed", None)
+                self.pool.write(slots, tags[old : old + len(slots)])
+            computed = getattr(manager, "computed", None)
             if computed is not None and name in now.model.live:
                 computed(request)
         except Exception:  # noqa: BLE001 - a table may hold anything; it is to be judged

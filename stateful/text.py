@@ -94,7 +94,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-LISTED = 60
+LISTED = 20
 """Of a longer history the last so many commands are listed."""
 
 

@@ -172,43 +172,6 @@ class LyingKey(SecondRelease):
         return super().state_key(names)
 
 
-class LyingKeyOfRefusals(KVCacheManager):
-    """Loses a block in the second wrong decode of its life; its key leaves out the counter."""
-
-    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
-        super().__init__(num_blocks, block_size, head_dim)
-        self.refusals = 0
-
-    def _refused(self) -> None:
-        self.refusals += 1
-        if self.refusals == 2:
-            self._free = self._free[1:]
-
-    def allocate_for_decode(self, req: Request) -> None:
-        try:
-            super().allocate_for_decode(req)
-        except ValueError:
-            self._refused()
-            raise
-
-    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
-        return super().state_key(names)
-
-
-class DriftingKey(LyingKeyOfRefusals):
-    """The same of any wrong use, so that two of them come from one state."""
-
-    def release_request(self, req: Request) -> None:
-        try:
-            super().release_request(req)
-        except ValueError:
-            self._refused()
-            raise
-
-    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
-        return super().state_key(names)
-
-
 class SharingClone(SecondRelease):
     """Its copies share one counter, kept in a list."""
 
@@ -217,7 +180,7 @@ class SharingClone(SecondRelease):
         super().__init__(num_blocks, block_size, head_dim)
 
     @property
-    def releases(self) -> int:  # type: ignore[override]  # the one entry of the list
+    def releases(self) -> int:
         return self.shared[0]
 
     @releases.setter

@@ -44,7 +44,7 @@ def exit_code(report: TargetReport) -> int:
 
 
 def test_a_right_target_passes_and_its_scope_is_exhausted():
-    report = run(KVCacheManager)
+    report = run(KVCacheManager, seconds=4.0)
     assert (report.verdict, report.reason, report.counterexamples) == ("passed", None, ())
     assert report.coverage.exhausted
     assert report.coverage.random_steps > 0
@@ -54,7 +54,7 @@ def test_a_right_target_passes_and_its_scope_is_exhausted():
 
 
 def test_two_right_targets_pass_in_lockstep():
-    report = run(KVCacheManager, KVCacheManager)
+    report = run(KVCacheManager, KVCacheManager, seconds=4.0)
     assert (report.verdict, verdicts(report)["lockstep"]) == ("passed", "passed")
 
 
@@ -67,7 +67,7 @@ def test_each_phase_of_the_search_is_told():
 
 
 def test_only_the_chosen_properties_are_judged():
-    report = run(Boundary, properties=("conservation", "oom-hit"))
+    report = run(Boundary, properties=("conservation", "oom-hit"), seconds=3.0)
     assert verdicts(report) == {"conservation": "passed", "oom-hit": "passed"}
     assert report.verdict == "passed"
 
@@ -132,7 +132,7 @@ def test_each_property_that_a_random_history_breaks_has_its_counterexample():
 
 
 def test_an_expected_failure_passes_and_is_shown():
-    report = run(keyed(WrongReport), expected={"report-agrees": "issue 9"})
+    report = run(keyed(WrongReport), seconds=4.0, expected={"report-agrees": "issue 9"})
     assert (report.verdict, exit_code(report)) == ("passed", 0)
     assert [one.expected for one in report.counterexamples] == [True]
     assert verdicts(report)["report-agrees"] == "violated"
@@ -171,7 +171,7 @@ class Engine(KVCacheManager):
 def test_engines_are_searched_in_a_smaller_scope_and_the_proof_is_over_the_fixed_one():
     main, _ = QUICK.scopes(Engine.declares, pair=False)
     assert main.geometries == (Geometry(1, 1), Geometry(2, 1), Geometry(3, 1))
-    report = run(Engine, profile=QUICK, properties=("conservation",))
+    report = run(Engine, profile=QUICK, seconds=20.0, properties=("conservation",))
     (example,) = report.counterexamples
     assert (example.geometry, example.commands) == (
         Geometry(4, 1),
@@ -247,7 +247,10 @@ def test_ctrl_c_is_unknown_unless_something_was_found():
 
 @pytest.mark.parametrize("chosen", [(), ("conservation",)])
 def test_ctrl_c_during_random_histories_keeps_what_was_found(chosen):
-    report = run(InterruptedLate, properties=chosen)
+    try:
+        report = run(InterruptedLate, properties=chosen)
+    except KeyboardInterrupt:
+        pytest.fail("all of it is lost")
     assert report.verdict == ("unknown" if chosen else "violated")
     assert report.coverage.states > 0
 

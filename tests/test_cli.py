@@ -12,6 +12,7 @@ from textwrap import dedent
 import pytest
 
 from pagedkv import __version__, api, cli
+from pagedkv.commands import check
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.report import Coverage, PropertyResult, Report, TargetReport
 
@@ -79,6 +80,7 @@ def run(*arguments, cwd=None, program=("-m", "pagedkv")):
 
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["-h"], ["check", "--help"], ["targets", "--help"], ["--version"]]
+    + [[command, "--help"] for command in ("explore", "replay", "shrink")],
 )
 def test_help_imports_nothing_heavy(arguments):
     code = (
@@ -101,7 +103,7 @@ def test_help_has_examples(capsys):
 def test_help_lists_the_commands_that_there_are(capsys):
     assert cli.main(["--help"]) == 0
     listed = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == ["check", "targets"]
+    assert [line.split()[0] for line in listed.splitlines()] == ["check", "explore", "replay", "shrink", "targets"]
 
 
 def test_the_version_is_told(capsys):
@@ -115,7 +117,7 @@ def test_no_command_shows_the_help_and_is_wrong_usage(capsys):
 
 
 def test_the_profiles_are_those_of_the_campaign():
-    assert tuple(PROFILES) == cli.PROFILES
+    assert tuple(PROFILES) == check.PROFILES
 
 
 # ---------------------------------------------------------------- what is passed on

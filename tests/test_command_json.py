@@ -29,7 +29,7 @@ def test_every_command_of_the_catalogue_is_tested_here():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([1], "a command is an object with an op, like decode, not [1]"),
+        ([1], "a command is an object like {\"op\": \"decode\", \"request\": 0}, not [1]"),
         ({}, "op = None is none of decode, prefill, release, resume, misuse"),
         ({"op": "fork"}, "op = 'fork' is none of decode, prefill, release, resume, misuse"),
         ({"op": ["decode"]}, "op = ['decode'] is none of decode"),
@@ -41,7 +41,7 @@ def test_every_command_of_the_catalogue_is_tested_here():
         ({"op": "decode", "request": -1}, "request = -1 must be an integer >= 0"),
         ({"op": "decode", "request": True}, "request = True must be an integer >= 0"),
         ({"op": "decode", "request": 1.0}, "request = 1.0 must be an integer >= 0"),
-        ({"op": "prefill", "request": 0, "tokens": "4"}, "tokens = '4' must be an integer >= 0"),
+        ({"op": "prefill", "request": 0, "tokens": "4"}, "tokens = '4' must be an integer >= 1"),
         ({"op": "misuse", "request": 0, "kind": "odd"}, "kind = 'odd' is none of prefill-live, "),
     ],
 )

@@ -59,7 +59,7 @@ class MyList(list[int]):
         {2: [1], 1: {"x": {1, 2}}},
         deque([1, 2], maxlen=3),
         OrderedDict(b=1, a=2),
-        np.arange(6, dtype=np.int32).reshape(2, 3),
+        np.array([[0, 1, 2], [3, 4, 5]], dtype=np.int32),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -141,6 +141,72 @@ def test_what_can_not_be_pickled_is_refused(value):
         freeze(Plain(field=value))
 
 
+def aliases(array: Any) -> dict[str, Any]:
+    return {
+        "view": [array, array[:]],
+        "part": [array, array[1:]],
+        "part alone": array[1:],
+        "other shape": [array, array.reshape(-1, 1)],
+    }
+
+
+SHARING = {
+    **{f"numpy {name}": value for name, value in aliases(np.zeros(4)).items()},
+    **{f"tensor {name}": value for name, value in aliases(torch.zeros(4)).items()},
+    "tensor of an array": (lambda array: [array, torch.from_numpy(array)])(np.zeros(4)),
+    "array of a tensor": (lambda tensor: [tensor, tensor.numpy()])(torch.zeros(4)),
+    "detached": (lambda tensor: [tensor, tensor.detach()])(torch.zeros(4)),
+}
+
+
+@pytest.mark.parametrize("value", SHARING.values(), ids=SHARING)
+def test_arrays_that_share_their_memory_are_refused(value):
+    with pytest.raises(Opaque):
+        freeze(Plain(field=value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([[1], 2], dtype=object),
+        np.zeros(2, dtype=[("block", "i4"), ("owner", "i4")]),
+        np.zeros((2, 3), order="F"),
+        np.ma.masked_array([1, 2], [True, False]),
+        torch.zeros(2, requires_grad=True),
+        torch.zeros(2, dtype=torch.bfloat16),
+        torch.zeros(2, 3).T,
+    ],
+    ids=["objects", "fields", "columns first", "masked", "gradient", "bfloat16", "transposed"],
+)
+def test_an_array_that_its_bytes_do_not_tell_whole_is_refused(value):
+    with pytest.raises(Opaque):
+        freeze(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros((0, 3)),
+        np.array(1.5),
+        np.array([np.datetime64("2020-01-01")]),
+        torch.arange(6).reshape(2, 3),
+        [np.zeros(0), np.zeros(0)],
+        [np.zeros(2), np.zeros(2), torch.zeros(2)],
+    ],
+    ids=["empty", "scalar", "dates", "tensor", "two empty", "several"],
+)
+def test_a_copy_of_an_array_can_be_copied_and_has_the_same_bytes(value):
+    copy = thaw(freeze(value))
+    assert freeze(copy) == freeze(value) == freeze(thaw(freeze(copy)))
+
+
+def test_a_copied_array_can_be_written_to():
+    array = np.zeros(2)
+    copy = thaw(freeze(array))
+    copy[0] = 1
+    assert (copy.tolist(), array.tolist()) == ([1.0, 0.0], [0.0, 0.0])
+
+
 # ---------------------------------------------------------------- meaningless fields
 
 
@@ -188,6 +254,26 @@ def whole(value: object) -> bytes:
         return freeze(value, {"clock"})
     except Opaque:
         return fingerprint(value, {"clock"})
+
+
+class SlottedBelow(SlottedClock):
+    """Its instances have a dictionary too."""
+
+
+class ClockedList(list[int]):
+    clock: int
+
+
+def clocked(items: list[int], clock: int) -> ClockedList:
+    made = ClockedList(items)
+    made.clock = clock
+    return made
+
+
+def test_leaving_a_field_out_leaves_out_neither_slots_nor_elements():
+    assert whole(SlottedBelow(1, 1)) != whole(SlottedBelow(2, 1))
+    assert whole(clocked([1], 1)) == whole(clocked([1], 2))
+    assert whole(clocked([1], 1)) != whole(clocked([2], 1))
 
 
 def test_a_meaningless_slot_or_default_is_left_out_by_one_way_or_the_other():

@@ -226,7 +226,7 @@ def test_limits_cut_the_search_and_never_change_what_it_found(first, second, dep
     assert histories(asked).items() <= whole.items()
 
 
-CHAIN = Graph(tuple({0: s + 1} for s in range(9)) + ({0: 9},), *3 * [frozenset()])
+CHAIN = Graph((*({0: s + 1} for s in range(9)), {0: 9}), *3 * [frozenset()])
 
 
 def test_search_goes_beyond_a_violation_by_as_much_as_it_is_told():

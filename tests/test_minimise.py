@@ -43,8 +43,10 @@ def smaller(case: Case) -> Iterator[tuple[Geometry, tuple[Command, ...]]]:
             if (blocks, size) != (case.geometry.num_blocks, case.geometry.block_size):
                 yield Geometry(blocks, size), case.commands
     for i, command in enumerate(case.commands):
-        for tokens in range(1, command.tokens if isinstance(command, Prefill) else 1):
-            less = replace(command, tokens=tokens)
+        if not isinstance(command, Prefill):
+            continue
+        for tokens in range(1, command.tokens):
+            less = Prefill(command.request, tokens)
             yield case.geometry, (*case.commands[:i], less, *case.commands[i + 1 :])
 
 

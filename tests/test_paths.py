@@ -98,11 +98,7 @@ def test_a_fork_is_at_its_node_and_moves_alone(trust):
     [
         (SharesList, Trust("whole", "own")),
         (SharesPool, Trust("whole", "own")),
-        pytest.param(
-            SharesPool,
-            Trust("none", "own"),
-            marks=pytest.mark.xfail(strict=True, reason="contents are compared by keys only"),
-        ),
+        (SharesPool, Trust("none", "own")),
     ],
     ids=["free list", "pool", "pool without a key"],
 )
@@ -155,9 +151,6 @@ def search(factory):
     return found, lambda commands: replay(lambda: make(Geometry(1, 1)), commands, judge())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a step that keeps the key is never checked"
-)
 def test_what_a_search_finds_breaks_again_though_the_targets_key_misses_something():
     found, again = search(Hidden)
     assert found.found

@@ -11,12 +11,10 @@ import pytest
 
 from faults import (
     SHOWN,
-    DriftingKey,
     DroppingClone,
     Fickle,
     Locked,
     LyingKey,
-    LyingKeyOfRefusals,
     SecondRelease,
     SharingClone,
     Unseen,
@@ -111,6 +109,43 @@ def test_counts_of_the_scope_are_the_sums_over_its_pools():
 
 
 # ---------------------------------------------------------------- liars and hiders
+
+
+class LyingKeyOfRefusals(KVCacheManager):
+    """Loses a block in the second wrong decode of its life; its key leaves out the counter."""
+
+    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
+        super().__init__(num_blocks, block_size, head_dim)
+        self.refusals = 0
+
+    def _refused(self) -> None:
+        self.refusals += 1
+        if self.refusals == 2:
+            self._free = self._free[1:]
+
+    def allocate_for_decode(self, req: Request) -> None:
+        try:
+            super().allocate_for_decode(req)
+        except ValueError:
+            self._refused()
+            raise
+
+    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
+        return super().state_key(names)
+
+
+class DriftingKey(LyingKeyOfRefusals):
+    """The same of any wrong use, so that two of them come from one state."""
+
+    def release_request(self, req: Request) -> None:
+        try:
+            super().release_request(req)
+        except ValueError:
+            self._refused()
+            raise
+
+    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
+        return super().state_key(names)
 
 
 class KeyRaises(KVCacheManager):

@@ -27,12 +27,12 @@ def test_accepts_a_fresh_pool_and_a_full_one():
 
 def test_rejects_a_free_block_beyond_the_pool():
     judgement = judge_valid(state({}, {}, free=(0, 1, 2, 3, 9)))
-    assert Broken("free_blocks has 9, which is not a usable block", (9,)) == judgement
+    assert Broken("free_blocks names 9, which is no usable block", (9,)) == judgement
 
 
 def test_rejects_a_negative_free_block():
     judgement = judge_valid(state({}, {}, free=(-1, 0, 1, 2, 3)))
-    assert message(judgement) == "free_blocks has -1, which is not a usable block"
+    assert message(judgement) == "free_blocks names -1, which is no usable block"
 
 
 def test_rejects_a_reserved_free_block():
@@ -40,12 +40,12 @@ def test_rejects_a_reserved_free_block():
     judgement = judge_valid(
         state({}, {}, within=within, free=(0, 1, 2, 3), reserved=frozenset({0}))
     )
-    assert Broken("free_blocks has 0, which is reserved", (0,)) == judgement
+    assert Broken("free_blocks names block 0, which is reserved", (0,)) == judgement
 
 
 def test_rejects_a_block_that_is_free_twice():
     judgement = judge_valid(state({}, {}, free=(0, 1, 2, 3, 1)))
-    assert Broken("free_blocks has block 1 2 times", (1,)) == judgement
+    assert Broken("free_blocks names block 1 2 times", (1,)) == judgement
 
 
 def test_rejects_a_block_that_is_free_and_held():
@@ -76,9 +76,40 @@ def test_rejects_a_leak_of_several_blocks():
 
 def test_rejects_a_double_count():
     judgement = judge_conserved(state({0: 3}, {0: (0, 1)}, free=(1, 2, 3)))
-    assert message(judgement).startswith(
-        "free(3) + held(2) + cached(0) != usable(4): double count of 1"
+    expected = (
+        "free(3) + held(2) + cached(0) != usable(4): "
+        "double count, block 1: free, held by request 0"
     )
+    assert Broken(expected, (1,)) == judgement
+
+
+@pytest.mark.parametrize(
+    ("tables", "fields", "words"),
+    [
+        ({0: (0,), 1: (0,)}, {}, "block 0: held by request 0, held by request 1"),
+        ({0: (0, 0)}, {}, "block 0: held by request 0, held by request 0"),
+        ({0: (0,)}, {"free": (1, 1, 2, 3)}, "block 1: free 2 times"),
+        ({0: (0,)}, {"free": (1, 2, 3, 9)}, "block 9 not usable"),
+        (
+            {0: (0,)},
+            {"free": (0, 1, 2, 3, 9), "cached": frozenset({1})},
+            "block 0: free, held by request 0; block 1: free, cached; block 9 not usable",
+        ),
+    ],
+    ids=["two tables", "one table", "free twice", "a stray", "everything"],
+)
+def test_a_double_count_names_everyone_who_counts_the_block(tables, fields, words):
+    fields = {"free": (1, 2, 3), **fields}
+    judgement = judge_conserved(state(dict.fromkeys(tables, 1), tables, **fields))
+    assert message(judgement).endswith(f"!= usable(4): double count, {words}")
+
+
+def test_a_double_count_of_many_blocks_names_the_first_three():
+    judgement = judge_conserved(state({0: 8}, {0: (0, 1, 2, 3)}, free=(0, 1, 2, 3)))
+    assert isinstance(judgement, Broken)
+    assert judgement.blocks == (0, 1, 2, 3)
+    assert "block 2: free" in judgement.message
+    assert "block 3" not in judgement.message
 
 
 def test_rejects_sums_that_balance_over_a_lost_block():
@@ -97,8 +128,9 @@ def test_cached_blocks_are_neither_lost_nor_free():
 
 def test_rejects_a_block_that_is_cached_and_held():
     judgement = judge_conserved(state({0: 1}, {0: (0,)}, cached=frozenset({0})))
-    assert message(judgement).startswith(
-        "free(3) + held(1) + cached(1) != usable(4): double count of 1"
+    assert message(judgement) == (
+        "free(3) + held(1) + cached(1) != usable(4): "
+        "double count, block 0: held by request 0, cached"
     )
 
 

@@ -42,23 +42,23 @@ def test_accepts_refusals_in_other_words():
     [
         (
             beside(FRESH, outcome=NoBlocks("OOM")),
-            "prefill(0, 3): outcome of the first Done != NoBlocks",
+            "prefill(0, 3): outcome of the first = done != out of blocks of the second",
         ),
         (
             beside(state({0: 3}, {0: (0, 1)}, seq_lens={0: 4})),
-            "prefill(0, 3): seq_lens of the first {0: 3} != {0: 4}",
+            "prefill(0, 3): seq_lens of the first = {0: 3} != {0: 4} of the second",
         ),
         (
             beside(state({0: 3}, {0: (0, 1, 2)})),
-            "prefill(0, 3): blocks per table of the first {0: 2} != {0: 3}",
+            "prefill(0, 3): blocks per table of the first = {0: 2} != {0: 3} of the second",
         ),
         (
             beside(state({0: 3}, {0: (0, 1)}, free=(2,))),
-            "prefill(0, 3): free blocks of the first 2 != 1",
+            "prefill(0, 3): free blocks of the first = 2 != 1 of the second",
         ),
         (
             beside(ONE, returned=handle(0, 2, (0, 1))),
-            "prefill(0, 3): seq_len of the handle of the first 3 != 2",
+            "prefill(0, 3): seq_len of the handle of the first = 3 != 2 of the second",
         ),
     ],
     ids=["outcome", "lengths", "table sizes", "free count", "handle"],
@@ -70,4 +70,5 @@ def test_rejects_a_different_answer(peer, words):
 def test_a_refusal_and_out_of_blocks_are_different_answers():
     peer = step(Decode(0), ONE, ONE, outcome=Refused("no"))
     both = step(Decode(0), ONE, ONE, outcome=NoBlocks("OOM"), peer=peer)
-    assert "outcome of the first NoBlocks != Refused" in message(judge_lockstep(both))
+    words = "decode(0): outcome of the first = out of blocks != refused of the second"
+    assert words == message(judge_lockstep(both))

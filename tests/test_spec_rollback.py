@@ -44,10 +44,7 @@ def test_rejects_a_refusal_that_changes_its_request():
         oom(FULL, given=FULL_HANDLE, returned=FULL_HANDLE._replace(seq_len=9))
     )
     expected = (
-        "request 0 before (request_id=0, seq_len=8, block_table=(0, 1, 2, 3), "
-        "tokens=(0, 0, 0, 0, 0, 0, 0, 0)) != "
-        "(request_id=0, seq_len=9, block_table=(0, 1, 2, 3), "
-        "tokens=(0, 0, 0, 0, 0, 0, 0, 0)) after; "
+        "request 0: seq_len before 8 != 9 after; "
         "decode(0) ended in: out of blocks (OOM: none left)"
     )
     assert Broken(expected, (), (0,)) == judgement
@@ -65,7 +62,7 @@ def test_rejects_a_refusal_that_leaks_a_block():
     after = state({0: 4}, {0: (0, 1)}, free=(3,))
     judgement = judge_unchanged(step(Prefill(1, 9), HALF, after, outcome=OOM))
     expected = (
-        "free_blocks before (2, 3) != (3,) after; "
+        "free_blocks before [2, 3] != [3] after; "
         "prefill(1, 9) ended in: out of blocks (OOM: none left)"
     )
     assert Broken(expected) == judgement
@@ -74,7 +71,7 @@ def test_rejects_a_refusal_that_leaks_a_block():
 def test_rejects_a_refusal_that_reorders_the_free_list():
     after = state({0: 4}, {0: (0, 1)}, free=(3, 2))
     judgement = judge_unchanged(step(Prefill(1, 9), HALF, after, outcome=OOM))
-    assert "free_blocks before (2, 3) != (3, 2) after" in message(judgement)
+    assert "free_blocks before [2, 3] != [3, 2] after" in message(judgement)
 
 
 def test_accepts_a_reordered_free_list_only_where_that_is_declared():
@@ -84,7 +81,7 @@ def test_accepts_a_reordered_free_list_only_where_that_is_declared():
     leaked = state({0: 4}, {0: (0, 1)}, within=within, free=(3,))
     assert judge_unchanged(step(Prefill(1, 9), before, turned, outcome=OOM)) is HOLDS
     judgement = judge_unchanged(step(Prefill(1, 9), before, leaked, outcome=OOM))
-    assert "free_blocks before (2, 3) != (3,) after" in message(judgement)
+    assert "free_blocks before [2, 3] != [3] after" in message(judgement)
 
 
 def test_a_reordered_free_list_does_not_excuse_a_changed_handle():
@@ -92,7 +89,7 @@ def test_a_reordered_free_list_does_not_excuse_a_changed_handle():
     before = state({0: 4}, {0: (0, 1)}, within=within)
     after = state({0: 4}, {0: (0, 1)}, within=within, free=(3, 2), handles={0: handle(0, 4)})
     judgement = judge_unchanged(step(Prefill(1, 9), before, after, outcome=OOM))
-    assert message(judgement).startswith("the handle of request 0 changed")
+    assert message(judgement).startswith("request 0: block_table before [0, 1] != [] after")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +97,7 @@ def test_a_reordered_free_list_does_not_excuse_a_changed_handle():
     [
         ("num_free", 2, 1, "num_free before 2 != 1 after"),
         ("ref_counts", {0: 1}, {0: 2}, "ref_counts before {0: 1} != {0: 2} after"),
-        ("cached", frozenset({3, 2}), frozenset(), "cached before {2, 3} != set() after"),
+        ("cached", frozenset({3, 2}), frozenset(), "cached before {2, 3} != {} after"),
         ("capacities", {0: 4}, {0: 2}, "capacities before {0: 4} != {0: 2} after"),
     ],
 )
@@ -115,7 +112,7 @@ def test_rejects_a_refusal_that_changes_a_table_or_length():
     moved = state({0: 4}, {0: (0, 2)}, free=(2, 3))
     longer = state({0: 4}, {0: (0, 1)}, seq_lens={0: 5})
     for after, words in (
-        (moved, "block_tables before {0: (0, 1)} != {0: (0, 2)} after"),
+        (moved, "block_tables before {0: [0, 1]} != {0: [0, 2]} after"),
         (longer, "seq_lens before {0: 4} != {0: 5} after"),
     ):
         judgement = judge_unchanged(step(Prefill(1, 9), HALF, after, outcome=OOM))
@@ -126,7 +123,8 @@ def test_rejects_a_refusal_that_changes_another_handle():
     after = state({0: 4}, {0: (0, 1)}, handles={0: handle(0, 5, (0, 1))})
     judgement = judge_unchanged(step(Prefill(1, 9), HALF, after, outcome=OOM))
     expected = (
-        "the handle of request 0 changed; prefill(1, 9) ended in: out of blocks (OOM: none left)"
+        "request 0: seq_len before 4 != 5 after; "
+        "prefill(1, 9) ended in: out of blocks (OOM: none left)"
     )
     assert Broken(expected, (), (0,)) == judgement
 
@@ -174,7 +172,6 @@ def test_an_early_refusal_is_right_only_where_it_is_declared():
     assert "needed(3) > available(2)" in message(judge_exact(late))
 
 
-@pytest.mark.xfail(strict=True, reason="refuses_early excuses calls that need no block as well")
 def test_no_declaration_excuses_a_release_that_is_out_of_blocks():
     within = setting(declared=declaring(refuses_early=True))
     seen = state({0: 4}, {0: (0, 1)}, within=within)

@@ -32,7 +32,7 @@ def test_an_empty_table_has_no_wrong_entry():
 
 def test_rejects_a_block_beyond_the_pool():
     judgement = judge_valid(state({0: 3}, {0: (0, 4)}))
-    expected = "block_table[0][1] = 4 is not in the usable blocks 0..3"
+    expected = "block_table[0][1] = 4 is not in the usable blocks {0, 1, 2, 3}"
     assert expected == message(judgement)
     assert Broken(expected, (4,), (0,)) == judgement
 

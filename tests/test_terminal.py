@@ -8,7 +8,8 @@ from io import StringIO
 
 import pytest
 
-from pagedkv import terminal
+from pagedkv.commands import progress as running
+from pagedkv.commands.progress import progress, watch
 from pagedkv.specs.abilities.core import Prefill
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.explorer import Progress
@@ -22,9 +23,9 @@ from pagedkv.stateful.report import (
     TargetReport,
 )
 from pagedkv.stateful.reproducer import pytest_function
-from pagedkv.stateful.text import counterexample_text
+from pagedkv.stateful.text import counterexample_text, counterexamples_text
 from pagedkv.targets import Builtin
-from pagedkv.terminal import console_on, give_up, hints, progress, show_builtins, show_report
+from pagedkv.terminal import console_on, give_up, hints, show_builtins, show_report
 
 
 class Tty(StringIO):
@@ -104,6 +105,32 @@ def test_each_counterexample_is_shown_whole_with_its_test():
     text = shown(target())
     assert counterexample_text(EXAMPLE) in text
     assert pytest_function(EXAMPLE, "mine:M") in text
+
+
+def test_counterexamples_with_one_history_are_one_block_with_one_test():
+    other = replace(EXAMPLE, property="free-count", message="num_free = 0 != 1", blocks=(1,))
+    longer = replace(EXAMPLE, property="contents", commands=(Prefill(0, 1), Prefill(1, 1)))
+    text = shown(target(counterexamples=(EXAMPLE, longer, other)))
+    assert counterexamples_text([EXAMPLE, other]) in text
+    assert counterexample_text(longer) in text
+    assert text.count("As a test:") == 2
+    assert text.count("def test_") == 2
+    assert "def test_conservation_and_1_more_holds_for_mine_m():" in text
+    assert "VIOLATED (3 violations)" in text
+
+
+def test_the_one_test_judges_all_that_the_block_shows():
+    other = replace(EXAMPLE, property="free-count", message="num_free = 0 != 1")
+    together = shown(target(counterexamples=(EXAMPLE, other)))
+    assert "        block_size=1,\n    )\n" in together
+    assert "conservation: free(0) + held(1)" in together
+    assert "free-count: num_free = 0 != 1" in together
+    assert '        property="conservation",\n' in shown(target())
+
+
+def test_an_expected_failure_stands_alone():
+    other = replace(EXAMPLE, property="free-count", expected=True)
+    assert shown(target(counterexamples=(EXAMPLE, other))).count("As a test:") == 2
 
 
 def test_nothing_is_cut_or_folded_where_there_is_no_terminal():
@@ -229,7 +256,7 @@ def update(name, elapsed=2.0, phase="fixed", transitions=4000):
 
 def test_in_ci_a_target_gets_a_line_at_its_start_now_and_then_and_at_its_end(monkeypatch):
     times = iter([0.0, 4.0, 10.0, 10.0, 11.0])
-    monkeypatch.setattr(terminal, "monotonic", lambda: next(times))
+    monkeypatch.setattr(running, "monotonic", lambda: next(times))
     stream = StringIO()
     done: dict[str, TargetReport] = {}
     with progress(stream, ["a"], 20.0, done) as tell:
@@ -245,7 +272,7 @@ def test_in_ci_a_target_gets_a_line_at_its_start_now_and_then_and_at_its_end(mon
 
 
 def test_the_rate_is_that_of_the_phase(monkeypatch):
-    monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(running, "PLAIN_SECONDS", 0.0)
     stream = StringIO()
     with progress(stream, ["a"], 20.0, {}) as tell:
         tell(update("a", 1.0, transitions=10))
@@ -270,6 +297,43 @@ def test_a_terminal_shows_a_bar_for_each_target_and_then_nothing():
     assert "\x1b[" in text
     assert text.rstrip().endswith("\x1b[2K")
     assert list(done) == ["a"]
+
+
+def test_without_a_budget_nothing_is_said_to_be_left(monkeypatch):
+    monkeypatch.setattr(running, "PLAIN_SECONDS", 0.0)
+    stream = StringIO()
+    with progress(stream, ["a"], None, {}) as tell:
+        tell(update("a", 1.0))
+        tell(update("a", 2.0))
+    words = "a: fixed, 1,234 states, 4,000 transitions, depth 5, 0/s"
+    assert stream.getvalue().splitlines() == ["a: started", words]
+    stream = Tty()
+    with progress(stream, ["a"], None, {}) as tell:
+        tell(update("a"))
+        tell(target("a", "passed"))
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_work_on_one_history_gets_a_line_now_and_then(monkeypatch):
+    now = iter(range(0, 1000, 4))
+    monkeypatch.setattr(running, "monotonic", lambda: float(next(now)))
+    stream = StringIO()
+    with watch(stream, "[a]") as tell:
+        for done in (1000, 2000, 3000):
+            tell("looking for the fault", done, 4000)
+        tell("fixed scope, 7 states", 90, 0)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("[a]: looking for the fault, ")
+    assert " of 4,000, " in lines[0]
+    assert lines[0].endswith("/s")
+    assert lines[-1] == "[a]: fixed scope, 7 states, 90 transitions"
+
+
+def test_work_on_one_history_is_one_line_on_a_terminal():
+    stream = Tty()
+    with watch(stream, "[a]") as tell:
+        tell("cutting", 1, 2)
+    assert "[a]: cutting, 1 of 2" in stream.getvalue()
 
 
 @pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("TERM", "dumb")])

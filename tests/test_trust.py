@@ -189,6 +189,22 @@ def test_a_difference_that_no_answer_shows_is_found_by_the_keys():
     assert same_from_here(starting(0), starting(1), NONE) is None
 
 
+def test_a_difference_in_the_contents_alone_is_found_without_keys():
+    def writing(where):
+        class Elsewhere(Plain):
+            def slots(self, req):
+                first = (req.block_table[0], 0)
+                return [
+                    (0, *first) if where and p else (0, req.block_table[p], 0)
+                    for p in range(req.seq_len)
+                ]
+
+        return lambda: moved(world(Elsewhere, 2, 1), Prefill(0, 1))
+
+    found = same_from_here(writing(0), writing(1), NONE)
+    assert found == "they answer decode(0) differently"
+
+
 def test_a_difference_that_shows_late_is_found_by_the_longer_walk():
     class Ageing(Plain):
         age = 0

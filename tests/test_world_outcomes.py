@@ -76,13 +76,11 @@ def test_an_equal_value_that_is_not_the_declared_one_is_no_refusal():
     assert Done() == here.apply(Prefill(0, 9)).outcome
 
 
-@pytest.mark.xfail(strict=True, reason="compared by identity, which equal tuples need not have")
 def test_a_refusal_may_be_any_value():
     here = world(speaking(tuple(iter(("no", "blocks"))), Returns(("no", "blocks"))))
     assert isinstance(here.apply(Prefill(0, 9)).outcome, NoBlocks)
 
 
-@pytest.mark.xfail(strict=True, reason="what says out of blocks is understood of release as well")
 def test_a_release_that_returns_none_is_no_refusal():
     class Quiet(speaking(None, Returns(None))):  # type: ignore[misc]  # a class made on the way
         def release_request(self, req):
@@ -163,10 +161,9 @@ def test_an_interrupt_is_nobodys_outcome():
                 "TypeError: snapshot() must give a pagedkv.Snapshot, got None"
             ),
         ),
-        pytest.param(
+        (
             lambda *geometry: sys.exit(3),
             "the target can't be made with 4 block(s) of 2 token(s): SystemExit: 3",
-            marks=pytest.mark.xfail(strict=True, raises=SystemExit, reason="Exception only"),
         ),
     ],
     ids=["raises", "nothing", "declares", "no method", "no snapshot", "snapshot None", "exits"],

@@ -93,7 +93,7 @@ class _StepPace:
             self._phase, self._since, self._from = kind, monotonic(), done
         seconds = monotonic() - self._since
         rate = f", {(done - self._from) / seconds:,.0f}/s" if seconds > 1 else ""
-        return f"{phase}, {done:,}{f' of {of:,}' if of else ''}{rate}"
+        return f"{phase}, {done:,} {f'of {of:,}' if of else 'transitions'}{rate}"
 
 
 @contextmanager
