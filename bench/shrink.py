@@ -69,11 +69,6 @@ def recorded(length: int, seed: int = 0) -> Iterator[Command]:
     made = done = 0
     strike = length - length // 200 - 300
 
-    def tokens(limit: int) -> int:
-        held = sum(GEOMETRY.blocks_for(n) for n in live.values())
-        free = (GEOMETRY.num_blocks - held - 4) * GEOMETRY.block_size
-        return min(limit, free)
-
     while done < length:
         if done == strike:
             for command in _strike(made, live):
@@ -81,7 +76,7 @@ def recorded(length: int, seed: int = 0) -> Iterator[Command]:
                 done += 1
             made += NUMBERS
             continue
-        room = tokens(LONGEST)
+        room = min(LONGEST, _room(live))
         action = rng.random()
         if room > 0 and (not live or action < 0.2):
             live[made] = rng.randint(1, room)
@@ -98,6 +93,12 @@ def recorded(length: int, seed: int = 0) -> Iterator[Command]:
             live[request] += 1
             yield Decode(request)
         done += 1
+
+
+def _room(live: dict[int, int]) -> int:
+    """Tokens that fit into the pool, but for its last four blocks."""
+    held = sum(GEOMETRY.blocks_for(n) for n in live.values())
+    return (GEOMETRY.num_blocks - held - 4) * GEOMETRY.block_size
 
 
 def _strike(made: int, live: dict[int, int]) -> Iterator[Command]:

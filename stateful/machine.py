@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -22,28 +21,24 @@ from hypothesis.stateful import (
 )
 from hypothesis.strategies import SearchStrategy, just, none, runner, sampled_from
 
-from pagedkv.declarations import Declarations
 from pagedkv.specs.catalogue import COMMANDS, PROPERTIES, offered
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Property, Violation
-from pagedkv.specs.steps import Expected, Grant, Refuse, State
+from pagedkv.specs.steps import Grant, Refuse, State
+from pagedkv.stateful.draws import Make, boundary_first, drivable
 from pagedkv.stateful.settings import for_search, no_constants_of_others, settings_for
-from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System
 
 __all__ = [
     "Falsified",
     "SearchResult",
-    "boundary_first",
     "machine_for",
     "search",
     "settings_for",
-    "tiny",
 ]
 
-Make = Callable[[Geometry], System]
 Offers = dict[str, list[Command]]
 
 
@@ -69,75 +64,6 @@ class Falsified(AssertionError):
         return "\n".join(lines if self.commands else [*lines, "  no command at all"])
 
 
-# ---------------------------------------------------------------- what is drawn
-
-
-def tiny(declared: Declarations) -> tuple[Geometry, ...]:
-    """Pools of 1 to 8 blocks and blocks of 1 to 4 tokens that the target can have, smallest first.
-
-    Its two smallest block sizes where it can have none of these.
-    """
-    sizes: Sequence[int] = [s for s in (1, 2, 3, 4) if declared.supports(1, s)]
-    if not sizes:
-        sizes = sorted(declared.block_sizes or ())[:2]
-    return tuple(
-        Geometry(blocks, size, head_dim)
-        for blocks in range(1, 9)
-        for size in sizes
-        for head_dim in (1, 2)
-        if declared.supports(blocks, size)
-    )
-
-
-def _drivable(make: Make) -> tuple[Geometry, ...]:
-    """The tiny geometries of a target, asked of the first one that can be made."""
-    refused: CannotDrive | None = None
-    for geometry in (*tiny(Declarations()), Geometry(4, 16), Geometry(4, 256)):
-        try:
-            declared = make(geometry).setting.declared
-        except CannotDrive as error:
-            refused = refused or error
-            continue
-        if found := tiny(declared):
-            return found
-        refused = refused or CannotDrive(f"the target declares that it can't have {geometry}")
-    assert refused is not None
-    raise refused
-
-
-def boundary_first(commands: Sequence[Command], state: State) -> list[Command]:
-    """The commands of one class in the order to draw them from: edges first, and more than once.
-
-    Of the sizes for one request, in canonical order, the first, the last, and any two neighbours
-    for which different numbers of blocks are due are *block edges*; neighbours of which the blocks
-    for only one are there are *pool edges*. Pool edges come first and stand three times, block
-    edges twice. Changes nothing.
-    """
-    if len(commands) == 1:
-        return list(commands)
-    dues = [command.expect(state.model, state.setting) for command in commands]
-    pool, blocks = set[int](), set[int]()
-    for _, group in groupby(range(len(commands)), key=lambda i: commands[i].request):
-        sizes = [i for i in group if isinstance(dues[i], Grant)]
-        if len(sizes) > 1:
-            blocks |= {sizes[0], sizes[-1]}
-        for i, j in pairwise(sizes):
-            if dues[i] != dues[j]:
-                blocks |= {i, j}
-            if _fits(dues[i], state) != _fits(dues[j], state):
-                pool |= {i, j}
-    edges = [*sorted(pool), *sorted(blocks - pool)]
-    rest = [i for i in range(len(commands)) if i not in blocks]
-    return [commands[i] for i in (*edges, *rest, *edges, *sorted(pool))]
-
-
-def _fits(due: Expected, state: State) -> bool:
-    return isinstance(due, Grant) and due.high <= state.available
-
-
-# ---------------------------------------------------------------- the machine
-
-
 class _Spent(KeyboardInterrupt):
     """The time is up: the one kind of exception that Hypothesis lets through in mid-example."""
 
@@ -160,7 +86,7 @@ class _Run:
     def possible(self) -> tuple[Geometry, ...]:
         """The geometries to draw from. Raises CannotDrive if the target can have none."""
         if not self.geometries:
-            self.geometries = _drivable(self.make)
+            self.geometries = drivable(self.make)
         return self.geometries
 
     def judge_of(self, world: System) -> Judge:
@@ -212,7 +138,7 @@ class _Driver(RuleBasedStateMachine):
         model = world.state.model
         step = world.apply(command)
         run.steps += 1
-        judge = run.judge_of(step.before)
+        judge = run.judge_of(world)
         self._fail_on(judge.step(step) + judge.reached(step))
         if world.state.model is not model:
             self._candidates = _by_op(world.candidates())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import combinations
+from itertools import chain, combinations
 from math import inf
 from time import monotonic
 
@@ -39,7 +39,20 @@ class Minimiser:
     look_past: Collection[str] = ()
 
     def broken(self, geometry: Geometry, commands: Sequence[Command]) -> Case | None:
-        """The case, cut to the commands that ran, if the property breaks; changes nothing."""
+        """The case, cut to the commands that ran, if the property breaks; changes nothing.
+
+        Its requests are called 0, 1, 2, ... as they first appear, unless it breaks under their
+        own names only.
+        """
+        case = self._as_named(geometry, commands)
+        if case is None:
+            return None
+        canonical = _canonical_names(case.commands)
+        if canonical == case.commands:
+            return case
+        return self._as_named(geometry, canonical) or case
+
+    def _as_named(self, geometry: Geometry, commands: Sequence[Command]) -> Case | None:
         try:
             ran = replay(
                 lambda: self.make(geometry), commands, self.new_judge(), look_past=self.look_past
@@ -48,7 +61,7 @@ class Minimiser:
             return None
         for violation in ran.violations:
             if violation.property.id == self.property:
-                return Case(geometry, _canonical_names(ran.commands), violation)
+                return Case(geometry, ran.commands, violation)
         return None
 
     def one_minimal(
@@ -95,26 +108,32 @@ def _rank(command: Command) -> tuple[object, ...]:
 
 
 def _candidates(case: Case) -> Iterator[tuple[Geometry, History]]:
-    """Everything worth trying instead, the largest cuts first."""
+    """Everything worth trying instead: fewer commands, smaller pools, smaller sizes."""
     commands, geometry = case.commands, case.geometry
-    size = len(commands) // 2
-    while size:
-        for start in range(0, len(commands), size):
-            yield geometry, commands[:start] + commands[start + size :]
-        size //= 2
-    for merged in _merged(commands):
-        yield geometry, merged
-    if len(commands) <= PAIRS_UP_TO:
-        for i, j in combinations(range(len(commands)), 2):
-            yield geometry, tuple(c for k, c in enumerate(commands) if k not in (i, j))
+    for fewer in chain(_cut(commands), _merged(commands)):
+        yield geometry, fewer
     for smaller in _geometries(geometry):
         yield smaller, commands
-        if smaller.block_size < geometry.block_size:
-            yield smaller, _scaled(commands, geometry.block_size, smaller.block_size, full=False)
-            yield smaller, _scaled(commands, geometry.block_size, smaller.block_size, full=True)
     for i, command in enumerate(commands):
         for less in _less(command):
             yield geometry, (*commands[:i], less, *commands[i + 1 :])
+    # Last, since what it leads to has smaller blocks but can have more of them.
+    for smaller in _geometries(geometry):
+        if smaller.block_size < geometry.block_size:
+            yield smaller, _scaled(commands, geometry.block_size, smaller.block_size, full=False)
+            yield smaller, _scaled(commands, geometry.block_size, smaller.block_size, full=True)
+
+
+def _cut(commands: History) -> Iterator[History]:
+    """Without a run of commands, the longest runs first, then without a pair."""
+    size = len(commands) // 2
+    while size:
+        for start in range(0, len(commands), size):
+            yield commands[:start] + commands[start + size :]
+        size //= 2
+    if len(commands) <= PAIRS_UP_TO:
+        for i, j in combinations(range(len(commands)), 2):
+            yield tuple(c for k, c in enumerate(commands) if k not in (i, j))
 
 
 def _merged(commands: History) -> Iterator[History]:
@@ -142,6 +161,8 @@ def _merged(commands: History) -> Iterator[History]:
 
 EVERY_SIZE_UP_TO = 8
 """Smaller pools and blocks are all tried up to here; of larger ones, halves and one less."""
+EVERY_LENGTH_UP_TO = 36
+"""The same for lengths in tokens."""
 
 
 def _geometries(geometry: Geometry) -> list[Geometry]:
@@ -155,8 +176,8 @@ def _geometries(geometry: Geometry) -> list[Geometry]:
     ]
 
 
-def _up_to(number: int) -> list[int]:
-    few = range(1, min(number, EVERY_SIZE_UP_TO) + 1)
+def _up_to(number: int, every: int = EVERY_SIZE_UP_TO) -> list[int]:
+    few = range(1, min(number, every) + 1)
     return sorted({*few, number, max(1, number - 1), max(1, number // 2)})
 
 
@@ -180,11 +201,11 @@ def _sizes(command: Command) -> list[str]:
 
 
 def _less(command: Command) -> Iterator[Command]:
-    """The same command with smaller sizes: 1, half, one less."""
+    """The same command with smaller sizes, the smallest first."""
     for name in _sizes(command):
         value = getattr(command, name)
-        for less in sorted({1, value // 2, value - 1}):
-            if 0 < less < value:
+        for less in _up_to(value, EVERY_LENGTH_UP_TO):
+            if less < value:
                 yield replace(command, **{name: less})
 
 

@@ -79,7 +79,8 @@ def run(*arguments, cwd=None, program=("-m", "pagedkv")):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["-h"], ["check", "--help"], ["targets", "--help"], ["--version"]]
+    "arguments",
+    [["--help"], ["-h"], ["check", "--help"], ["targets", "--help"], ["--version"]]
     + [[command, "--help"] for command in ("explore", "replay", "shrink")],
 )
 def test_help_imports_nothing_heavy(arguments):
@@ -103,7 +104,13 @@ def test_help_has_examples(capsys):
 def test_help_lists_the_commands_that_there_are(capsys):
     assert cli.main(["--help"]) == 0
     listed = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == ["check", "explore", "replay", "shrink", "targets"]
+    assert [line.split()[0] for line in listed.splitlines()] == [
+        "check",
+        "explore",
+        "replay",
+        "shrink",
+        "targets",
+    ]
 
 
 def test_the_version_is_told(capsys):

@@ -29,7 +29,7 @@ def test_every_command_of_the_catalogue_is_tested_here():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([1], "a command is an object like {\"op\": \"decode\", \"request\": 0}, not [1]"),
+        ([1], 'a command is an object like {"op": "decode", "request": 0}, not [1]'),
         ({}, "op = None is none of decode, prefill, release, resume, misuse"),
         ({"op": "fork"}, "op = 'fork' is none of decode, prefill, release, resume, misuse"),
         ({"op": ["decode"]}, "op = ['decode'] is none of decode"),

@@ -150,12 +150,13 @@ def aliases(array: Any) -> dict[str, Any]:
     }
 
 
+ARRAY, TENSOR = np.zeros(4), torch.zeros(4)
 SHARING = {
-    **{f"numpy {name}": value for name, value in aliases(np.zeros(4)).items()},
-    **{f"tensor {name}": value for name, value in aliases(torch.zeros(4)).items()},
-    "tensor of an array": (lambda array: [array, torch.from_numpy(array)])(np.zeros(4)),
-    "array of a tensor": (lambda tensor: [tensor, tensor.numpy()])(torch.zeros(4)),
-    "detached": (lambda tensor: [tensor, tensor.detach()])(torch.zeros(4)),
+    **{f"numpy {name}": value for name, value in aliases(ARRAY).items()},
+    **{f"tensor {name}": value for name, value in aliases(TENSOR).items()},
+    "tensor of an array": [ARRAY, torch.from_numpy(ARRAY)],
+    "array of a tensor": [TENSOR, TENSOR.numpy()],
+    "detached": [TENSOR, TENSOR.detach()],
 }
 
 

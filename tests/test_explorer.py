@@ -67,6 +67,10 @@ class Walk:
         model = Model({}, dict.fromkeys(self.graph.moves[self.at], 0))
         return State(self.setting, model, Observation(shown, {}, dict, lambda: None))
 
+    @property
+    def states(self) -> tuple[State, ...]:
+        return (self.state,)
+
     def candidates(self) -> list[Command]:
         return [Go(0, number) for number in sorted(self.graph.moves[self.at])]
 

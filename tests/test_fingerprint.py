@@ -196,11 +196,8 @@ DIFFERENT = {
 }
 
 
-FORGOTTEN = {
-    "count with an attribute": "that attribute",
-    "numpy part": "what an array is part of",
-}
-"""What `copy.deepcopy` forgets, so that its copies are in another state."""
+FORGOTTEN = {"count with an attribute", "numpy part"}
+"""`copy.deepcopy` makes another state of these: no attribute, no memory in common."""
 
 
 @pytest.mark.parametrize(

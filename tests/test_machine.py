@@ -19,16 +19,14 @@ from pagedkv.specs.catalogue import COMMANDS, PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Sometimes
+from pagedkv.stateful.draws import Make, boundary_first, tiny
 from pagedkv.stateful.lockstep import Lockstep
 from pagedkv.stateful.machine import (
     Falsified,
-    Make,
     SearchResult,
-    boundary_first,
     machine_for,
     search,
     settings_for,
-    tiny,
 )
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.settings import no_constants_of_others

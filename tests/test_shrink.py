@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from allocators import Plain
 
+from allocators import Plain
 from pagedkv import Request
 from pagedkv.reference import KVCacheManager
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release
@@ -141,15 +141,38 @@ def test_hurrying_stops_at_an_answer_that_never_is_right():
         def release_request(self, req: Request) -> object:
             return super().release_request(req) if req.block_table else True
 
-    world = SwiftWorld(Silent, Geometry(4, 1), keeps_released=True)
+    factory: Any = Silent
+    world = SwiftWorld(factory, Geometry(4, 1), keeps_released=True)
     assert world.hurry([Prefill(0, 1), Release(0)])
     assert not world.hurry([Misuse(0, "release-released")])
 
 
 def test_strict_hurrying_stops_at_what_makes_no_sense():
-    world = SwiftWorld(Plain, Geometry(4, 1), keeps_released=True)
+    factory: Any = Plain
+    world = SwiftWorld(factory, Geometry(4, 1), keeps_released=True)
     assert world.hurry([Decode(0)])
     assert not world.hurry([Decode(0)], strict=True)
+
+
+def test_hurrying_writes_where_the_manager_says_that_tokens_are():
+    class Mapped(KVCacheManager):
+        def slots(self, req: Request) -> list[tuple[int, int, int]]:
+            size = self.block_size
+            return [(0, req.block_table[p // size], p % size) for p in range(req.seq_len)]
+
+    world = SwiftWorld(Mapped, Geometry(4, 2), keeps_released=True)
+    assert world.hurry([Prefill(0, 3), Decode(0), Decode(0)])
+    assert world.read() == world.state.model.live
+
+
+def test_hurrying_stops_where_tokens_have_no_place():
+    class Short(Plain):
+        def allocate_for_prefill(self, req: Request) -> object:
+            req.block_table = []
+            return True
+
+    factory: Any = Short
+    assert not SwiftWorld(factory, Geometry(4, 2), keeps_released=True).hurry([Prefill(0, 3)])
 
 
 # ---------------------------------------------------------------- shrinking
@@ -194,6 +217,18 @@ def test_what_breaks_is_found_where_the_trace_does_not_say(no_fixed_scope):
 def test_a_history_that_breaks_nothing_has_no_core(no_fixed_scope):
     history = tuple(noise(50))
     assert shrink(subject(KVCacheManager), Trace("x", POOL, history)).example is None
+
+
+def test_a_target_that_can_not_be_copied_is_cut_down_too(no_fixed_scope):
+    class Whole(LeaksLarge):
+        def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
+            super().__init__(num_blocks, block_size, head_dim)
+            self.forever = (n for n in range(3))
+
+    history = (*noise(2 * CHUNK), *STRIKE[LeaksLarge][1])
+    result = shrink(subject(Whole), Trace("x", POOL, history, "conservation"))
+    assert result.example is not None
+    assert result.example.commands == (Prefill(0, 8), Prefill(1, 8), Release(0))
 
 
 def test_two_targets_in_lockstep_are_cut_down_too(no_fixed_scope):
@@ -248,8 +283,8 @@ def test_a_long_history_breaks_at_the_step_where_it_breaks(factory):
     found = rerun(subject(factory), Trace("x", POOL, history, prop))
     assert found is not None
     assert found.property == prop
-    last = {LeaksLarge: Release, SwapsLarge: Decode, RefusesLarge: Prefill}[factory]
-    assert isinstance(found.commands[-1], last)
+    last: dict[Any, str] = {LeaksLarge: "release", SwapsLarge: "decode", RefusesLarge: "prefill"}
+    assert found.commands[-1].op == last[factory]
     assert len(history) - len(found.commands) < CHUNK + 60
 
 

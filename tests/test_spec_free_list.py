@@ -77,8 +77,7 @@ def test_rejects_a_leak_of_several_blocks():
 def test_rejects_a_double_count():
     judgement = judge_conserved(state({0: 3}, {0: (0, 1)}, free=(1, 2, 3)))
     expected = (
-        "free(3) + held(2) + cached(0) != usable(4): "
-        "double count, block 1: free, held by request 0"
+        "free(3) + held(2) + cached(0) != usable(4): double count, block 1: free, held by request 0"
     )
     assert Broken(expected, (1,)) == judgement
 

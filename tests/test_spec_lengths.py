@@ -117,7 +117,9 @@ def test_rejects_a_step_that_changes_anothers_handle():
     before = state({0: 3, 1: 1}, TWO)
     after = state({0: 4, 1: 1}, TWO, handles={1: handle(1, 1, (2,))._replace(tokens=(7,))})
     judgement = judge_others(step(Decode(0), before, after))
-    assert message(judgement) == "decode(0) changed request 1: request.tokens [0] before != [7] after"
+    assert (
+        message(judgement) == "decode(0) changed request 1: request.tokens [0] before != [7] after"
+    )
 
 
 def test_rejects_a_step_that_changes_a_released_handle():

@@ -44,8 +44,7 @@ def test_rejects_a_refusal_that_changes_its_request():
         oom(FULL, given=FULL_HANDLE, returned=FULL_HANDLE._replace(seq_len=9))
     )
     expected = (
-        "request 0: seq_len before 8 != 9 after; "
-        "decode(0) ended in: out of blocks (OOM: none left)"
+        "request 0: seq_len before 8 != 9 after; decode(0) ended in: out of blocks (OOM: none left)"
     )
     assert Broken(expected, (), (0,)) == judgement
 

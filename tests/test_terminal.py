@@ -123,8 +123,9 @@ def test_the_one_test_judges_all_that_the_block_shows():
     other = replace(EXAMPLE, property="free-count", message="num_free = 0 != 1")
     together = shown(target(counterexamples=(EXAMPLE, other)))
     assert "        block_size=1,\n    )\n" in together
-    assert "conservation: free(0) + held(1)" in together
-    assert "free-count: num_free = 0 != 1" in together
+    words = " ".join(together.split())
+    assert "conservation: free(0) + held(1)" in words
+    assert "free-count: num_free = 0 != 1" in words
     assert '        property="conservation",\n' in shown(target())
 
 
@@ -326,7 +327,7 @@ def test_work_on_one_history_gets_a_line_now_and_then(monkeypatch):
     assert lines[0].startswith("[a]: looking for the fault, ")
     assert " of 4,000, " in lines[0]
     assert lines[0].endswith("/s")
-    assert lines[-1] == "[a]: fixed scope, 7 states, 90 transitions"
+    assert lines[-1].startswith("[a]: fixed scope, 7 states, 90 transitions")
 
 
 def test_work_on_one_history_is_one_line_on_a_terminal():

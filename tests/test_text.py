@@ -19,7 +19,14 @@ from pagedkv.specs.model import Geometry
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Counterexample, Frame, OneMinimal, Shortest
 from pagedkv.stateful.reproducer import pytest_function
-from pagedkv.stateful.text import counterexample_text, numbers, plain
+from pagedkv.stateful.text import (
+    by_history,
+    counterexample_text,
+    counterexamples_text,
+    numbers,
+    plain,
+    together,
+)
 from pagedkv.stateful.world import World
 
 
@@ -331,6 +338,7 @@ def test_conservation_holds_for_my_module_leaky():
         num_blocks=2,
         block_size=1,
         head_dim=4,
+        property="conservation",
     )
 '''
 
@@ -359,3 +367,44 @@ def test_values_of_every_kind_become_python():
 
     source = pytest_function(example(commands=(Odd(0, 1),)), "a:b")
     assert '{"op": "odd", "flag": True, "none": None, "ids": [1, 2], "map": {"é": 0.5}},' in source
+
+
+# ---------------------------------------------------------------- several of one history
+
+
+def test_properties_that_one_history_breaks_are_told_above_one_history():
+    one = found(Leaky, Geometry(2, 1), Prefill(0, 1), Release(0))
+    two = replace(one, property="free-count", message="num_free = 1 != 0", requests=(0,))
+    lines = counterexamples_text([one, two]).splitlines()
+    assert lines[:3] == counterexample_text(one).splitlines()[:3]
+    assert lines[3:6] == counterexample_text(two).splitlines()[:3]
+    assert lines[6:] == counterexample_text(one).splitlines()[3:]
+
+
+def test_what_each_property_names_is_marked_in_the_one_history():
+    one = found(Leaky, Geometry(2, 1), Prefill(0, 1), Release(0))
+    whole = together([one, replace(one, blocks=(0,), requests=(3,))])
+    assert whole.blocks == (0, *one.blocks)
+    assert whole.requests == (3,)
+
+
+def test_only_equal_histories_in_equal_pools_stand_together():
+    one = found(Leaky, Geometry(2, 1), Prefill(0, 1), Release(0))
+    others = [
+        replace(one, geometry=Geometry(3, 1)),
+        replace(one, commands=one.commands[:1]),
+        replace(one, expected=True),
+    ]
+    twin = replace(one, property="free-count")
+    groups = by_history([one, *others, twin])
+    assert groups == [[one, twin], *([other] for other in others)]
+
+
+def test_of_a_long_history_without_frames_the_end_is_listed():
+    one = found(Leaky, Geometry(2, 1), Prefill(0, 1), Release(0))
+    long = replace(one, frames=(), commands=(Prefill(0, 1), *[Decode(0)] * 998, Release(0)))
+    lines = counterexample_text(long, "as recorded").splitlines()
+    assert "pool of 2 blocks of 1 token; 1000 commands; as recorded" in lines
+    assert "      (980 commands before these)" in lines
+    assert lines[-1] == "1000  release(0)"
+    assert len(lines) == 6 + 1 + 20

@@ -63,8 +63,10 @@ def test_what_is_written_is_read_again(tmp_path):
 def test_version_1_is_this(tmp_path):
     # Traces of this version are out in the world: this text must be read for ever.
     lines = (
-        '{"pagedkv-trace": 1, "target": "mine:M", "geometry": '
-        '{"num_blocks": 4, "block_size": 2, "head_dim": 1}, "breaks": "conservation"}\n',
+        (
+            '{"pagedkv-trace": 1, "target": "mine:M", "geometry": '
+            '{"num_blocks": 4, "block_size": 2, "head_dim": 1}, "breaks": "conservation"}\n'
+        ),
         '{"op": "prefill", "request": 7, "tokens": 3}\n',
         '{"op": "decode", "request": 7}\n',
         '{"op": "misuse", "request": 7, "kind": "release-duplicate"}\n',
@@ -224,9 +226,9 @@ def test_a_request_in_a_string_is_no_request(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(BadTrace, match="can't be read: No such file or directory$"):
+    with pytest.raises(BadTrace, match=r"can't be read: No such file or directory$"):
         read_trace(tmp_path / "no")
-    with pytest.raises(BadTrace, match="can't be read: Is a directory$"):
+    with pytest.raises(BadTrace, match=r"can't be read: Is a directory$"):
         read_trace(tmp_path)
 
 

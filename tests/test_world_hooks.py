@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from allocators import Plain, broken, moved, world
 from builders import declaring
 from pagedkv import KVCacheManager, Snapshot

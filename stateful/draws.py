@@ -1,0 +1,82 @@
+"""What is drawn, and in which order: tiny pools, and the edges of blocks and pools first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
+
+from pagedkv.declarations import Declarations
+from pagedkv.specs.commands import Command
+from pagedkv.specs.model import Geometry
+from pagedkv.specs.steps import Expected, Grant, State
+from pagedkv.stateful.target import CannotDrive
+from pagedkv.stateful.trust import System
+
+Make = Callable[[Geometry], System]
+"""Makes a fresh world, or two in lockstep. Raises CannotDrive."""
+
+
+def tiny(declared: Declarations) -> tuple[Geometry, ...]:
+    """Pools of 1 to 8 blocks and blocks of 1 to 4 tokens that the target can have, smallest first.
+
+    Its two smallest block sizes where it can have none of these.
+    """
+    sizes: Sequence[int] = [s for s in (1, 2, 3, 4) if declared.supports(1, s)]
+    if not sizes:
+        sizes = sorted(declared.block_sizes or ())[:2]
+    return tuple(
+        Geometry(blocks, size, head_dim)
+        for blocks in range(1, 9)
+        for size in sizes
+        for head_dim in (1, 2)
+        if declared.supports(blocks, size)
+    )
+
+
+def drivable(make: Make) -> tuple[Geometry, ...]:
+    """The tiny geometries of a target, asked of the first one that can be made."""
+    refused: CannotDrive | None = None
+    for geometry in (*tiny(Declarations()), Geometry(4, 16), Geometry(4, 256)):
+        try:
+            declared = make(geometry).setting.declared
+        except CannotDrive as error:
+            refused = refused or error
+            continue
+        if found := tiny(declared):
+            return found
+        refused = refused or CannotDrive(f"the target declares that it can't have {geometry}")
+    assert refused is not None
+    raise refused
+
+
+def boundary_first(commands: Sequence[Command], state: State) -> list[Command]:
+    """The commands of one class in the order to draw them from: edges first, and more than once.
+
+    Of the sizes for one request, in canonical order, the first, the last, and any two neighbours
+    for which different numbers of blocks are due are *block edges*; neighbours of which the blocks
+    for only one are there are *pool edges*. Pool edges come first and stand three times, block
+    edges twice. Changes nothing.
+    """
+    if len(commands) == 1:
+        return list(commands)
+    dues = [command.expect(state.model, state.setting) for command in commands]
+    pool, blocks = set[int](), set[int]()
+    for _, group in groupby(range(len(commands)), key=lambda i: commands[i].request):
+        sizes = [i for i in group if isinstance(dues[i], Grant)]
+        if len(sizes) > 1:
+            blocks |= {sizes[0], sizes[-1]}
+        for i, j in pairwise(sizes):
+            if dues[i] != dues[j]:
+                blocks |= {i, j}
+            if _fits(dues[i], state) != _fits(dues[j], state):
+                pool |= {i, j}
+    edges = [*sorted(pool), *sorted(blocks - pool)]
+    rest = [i for i in range(len(commands)) if i not in blocks]
+    return [commands[i] for i in (*edges, *rest, *edges, *sorted(pool))]
+
+
+def _fits(due: Expected, state: State) -> bool:
+    return isinstance(due, Grant) and due.high <= state.available
+
+
+# ---------------------------------------------------------------- the machine
