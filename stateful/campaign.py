@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 from types import MappingProxyType
 
@@ -14,8 +15,10 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Property, Violation
+from pagedkv.stateful.examples import example_of
 from pagedkv.stateful.explorer import (
     INTERRUPTED,
+    VARIES,
     Exploration,
     Found,
     Limits,
@@ -25,7 +28,6 @@ from pagedkv.stateful.explorer import (
 from pagedkv.stateful.lockstep import Lockstep
 from pagedkv.stateful.minimise import Minimiser
 from pagedkv.stateful.profiles import FIXED, Profile, Scope, fixed_scope
-from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import (
     Counterexample,
     Coverage,
@@ -35,7 +37,7 @@ from pagedkv.stateful.report import (
     TargetReport,
 )
 from pagedkv.stateful.target import CannotDrive, Factory
-from pagedkv.stateful.trust import System
+from pagedkv.stateful.trust import System, varies
 from pagedkv.stateful.verdict import Evidence, judge_target
 from pagedkv.stateful.world import World
 
@@ -135,7 +137,7 @@ class _Campaign:
         examples = [self._proven(found[name], explored) for name in sorted(found)]
         randomly = _Random()
         if all(PROPERTIES[name].redundant for name in found) and not _interrupted(explored):
-            randomly = self._random(found, explored)
+            randomly = self._beside(found, explored)
         examples += randomly.examples
         evidence = Evidence(
             properties=plan.chosen(),
@@ -144,7 +146,7 @@ class _Campaign:
             evaluations=self._evaluations,
             broken={example.property for example in examples},
             exhausted=all(exploration.exhausted for exploration in explored),
-            unfinished=_unfinished(explored, plan.profile.depth) or randomly.trouble,
+            unfinished=randomly.trouble or _unfinished(explored, plan.profile.depth),
             expected=plan.expected,
         )
         verdict, reason, results = judge_target(evidence)
@@ -157,6 +159,24 @@ class _Campaign:
             coverage=self._coverage(explored, randomly.steps),
             seconds=monotonic() - self._start,
         )
+
+    def _beside(self, found: Mapping[str, Found], explored: list[Exploration]) -> _Random:
+        """Random histories, if the target is one that says the same twice."""
+        try:
+            if (difference := self._difference()) is not None:
+                return _Random(trouble=f"{VARIES}: two fresh targets: {difference}")
+            return self._random(found, explored)
+        except KeyboardInterrupt:
+            return _Random(trouble=INTERRUPTED)
+        except CannotDrive as error:
+            return _Random(trouble=f"random histories could not be run: {error}")
+
+    def _difference(self) -> str | None:
+        """What two fresh targets answer differently; None if nothing was seen."""
+        scope = self._scopes[0]
+        two = [g for g in scope.geometries if g.num_blocks == 2]
+        make = partial(self._subject.world, scope, (two or scope.geometries)[-1])
+        return varies(make, make)
 
     def _left(self, end: float = 1.0) -> float:
         """Seconds of real time until that part of the budget is over; always a moment."""
@@ -199,7 +219,7 @@ class _Campaign:
         proof: Proof = Shortest(states)
         if short:
             proof = OneMinimal(f"the search of the fixed scope ended: {short[0].stopped}")
-        return self._counterexample(found.geometry, found.commands, found.violation, proof)
+        return self._example(found.geometry, found.commands, found.violation, proof)
 
     def _random(self, found: Mapping[str, Found], explored: list[Exploration]) -> _Random:
         """Random histories of larger pools than can be exhausted."""
@@ -216,53 +236,37 @@ class _Campaign:
             look_past=found.keys(),
         )
         self._evaluations.update(judge.evaluations)
-        examples = []
-        if result.falsified is not None:
+        if result.falsified is None:
+            return _Random(result.steps, result.nondeterministic)
+        falsified, examples = result.falsified, list[Counterexample]()
+        for name in sorted({violation.property.id for violation in falsified.violations}):
             minimiser = Minimiser(
                 lambda geometry: self._subject.world(scope, geometry),
                 self._judge,
-                result.falsified.violations[0].property.id,
+                name,
                 found.keys(),
             )
-            case = minimiser.one_minimal(result.falsified.geometry, result.falsified.commands)
+            case = minimiser.one_minimal(falsified.geometry, falsified.commands)
             if case is None:
-                return _Random(
-                    result.steps,
-                    "not deterministic: a random history broke "
-                    f"{minimiser.property} once and not again",
-                )
-            examples.append(
-                self._counterexample(
-                    case.geometry, case.commands, case.violation, OneMinimal(_unseen(explored))
-                )
-            )
+                trouble = f"{VARIES}: a random history broke {name} once and not again"
+                return _Random(result.steps, trouble, tuple(examples))
+            proof = OneMinimal(_unseen(explored))
+            examples.append(self._example(case.geometry, case.commands, case.violation, proof))
         return _Random(result.steps, result.nondeterministic, tuple(examples))
 
-    def _counterexample(
+    def _example(
         self, geometry: Geometry, commands: tuple[Command, ...], violation: Violation, proof: Proof
     ) -> Counterexample:
-        prop = violation.property
         scope = Scope("replay", (geometry,), 4, keeps_released=True)
-        ran = replay(
+        example = example_of(
             lambda: self._subject.world(scope, geometry),
+            self._judge,
+            geometry,
             commands,
-            self._judge(),
-            frames=True,
-            look_past=[p.id for p in self._plan.chosen() if p.redundant and p.id != prop.id],
+            violation,
+            proof,
         )
-        return Counterexample(
-            property=prop.id,
-            statement=prop.statement,
-            equation=prop.equation,
-            message=violation.broken.message,
-            geometry=geometry,
-            commands=commands,
-            proof=proof,
-            frames=ran.frames,
-            blocks=violation.broken.blocks,
-            requests=violation.broken.requests,
-            expected=prop.id in self._plan.expected,
-        )
+        return replace(example, expected=example.property in self._plan.expected)
 
     def _coverage(self, explored: list[Exploration], random_steps: int) -> Coverage:
         stopped = [
@@ -312,7 +316,7 @@ def _interrupted(explored: list[Exploration]) -> bool:
 def _unfinished(explored: list[Exploration], depth: int) -> str | None:
     """Why not every history of up to `depth` commands was tried; None if all were."""
     for exploration in explored:
-        if exploration.stopped == INTERRUPTED or not exploration.covers(depth):
+        if not exploration.covers(depth):
             return f"stopped at depth {exploration.depth}: {exploration.stopped}"
     return None
 

@@ -6,8 +6,9 @@ a property is the canonical one, and nothing shorter in the scope breaks it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from time import monotonic, process_time
 
 from pagedkv.specs.commands import Command
@@ -57,12 +58,18 @@ class Exploration:
         """Whether every state and transition of the scope was tried."""
         return self.stopped is None
 
+    @property
+    def unreliable(self) -> bool:
+        """Whether what was tried says nothing of what was not: interrupted, or it varies."""
+        return self.stopped is not None and self.stopped.startswith((INTERRUPTED, VARIES))
+
     def covers(self, length: int) -> bool:
         """Whether every history of up to `length` commands was tried."""
-        return self.exhausted or self.depth >= length
+        return self.exhausted or (self.depth >= length and not self.unreliable)
 
 
 INTERRUPTED = "interrupted"
+VARIES = "not deterministic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +121,16 @@ class _Stop(Exception):
     """The search ends before it is done."""
 
 
-CHECKED_MERGES = 20
-"""The first so many merges are checked, and then one in `MERGE_PERIOD`."""
-MERGE_PERIOD = 1021
+CHECKED_MERGES = 3
+"""Of each kind of command, the first so many merges are checked."""
+MERGE_PERIOD = 4093
+"""Of all merges, one in so many is checked."""
+
+
+def _kind(command: Command) -> tuple[object, ...]:
+    """What sort of command it is: all of it but the numbers."""
+    values = (getattr(command, f.name) for f in fields(command))
+    return (command.op, *(value for value in values if not isinstance(value, int)))
 
 
 class _Search:
@@ -147,6 +161,7 @@ class _Search:
         self._next: list[list[int]] = [[] for _ in self._geometries]
         self._found: dict[str, Found] = {}
         self._transitions = self._depth = self._merges = 0
+        self._checked: Counter[object] = Counter()
 
     def run(self, doubts: tuple[str, ...]) -> Exploration:
         stopped: str | None = None
@@ -162,7 +177,7 @@ class _Search:
         except _Stop as stop:
             stopped = str(stop)
         except NotDeterministic as error:
-            stopped = f"not deterministic: {error}"
+            stopped = f"{VARIES}: {error}"
         except KeyboardInterrupt:
             stopped = INTERRUPTED
         return Exploration(
@@ -253,7 +268,9 @@ class _Search:
     def _merge(self, parent: int, command: Command, known: int) -> None:
         """Now and then, continue two states that were taken for one."""
         self._merges += 1
-        if self._merges > CHECKED_MERGES and self._merges % MERGE_PERIOD:
+        kind = (_kind(command), parent == known)
+        self._checked[kind] += 1
+        if self._checked[kind] > CHECKED_MERGES and self._merges % MERGE_PERIOD:
             return
         difference = same_from_here(
             self._paths.copies(parent, command), self._paths.copies(known), self.trust

@@ -7,8 +7,7 @@ last command breaks; every further line is one command:
      "head_dim": 1}, "breaks": "conservation"}
     {"op": "prefill", "request": 0, "tokens": 1}
 
-Further fields of the first line are kept for later versions and not looked at. Nothing that is
-read is ever run.
+Further fields of the first line are for later versions. Reading a trace runs nothing of it.
 """
 
 from __future__ import annotations
@@ -231,8 +230,6 @@ def _maker(command: Command) -> Callable[[int], Command] | None:
     del values["request"]
     return lambda request: kind(request=request, **values)
 
-
-# ---------------------------------------------------------------- names of requests
 
 _BEGINS, _ENDS = "prefill", "release"
 _TAKES = frozenset({"prefill", "resume"})

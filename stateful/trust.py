@@ -12,31 +12,34 @@ from typing import Literal, Protocol, Self
 
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Setting
-from pagedkv.specs.steps import State, Step, Unreadable
+from pagedkv.specs.steps import Grant, State, Step, Unreadable
+
+Key = Literal["own", "whole", "all", "none"]
+_LESS: dict[Key, Key] = {"own": "whole", "whole": "all", "all": "none", "none": "none"}
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Which key and which copy are used: the target's own, the generic one, or none."""
+    """Which key and which copy are used: the target's own, the generic one, or none.
 
-    key: Literal["own", "whole", "none"] = "own"
+    key: "whole" is the whole state less what is declared meaningless, "all" is all of it.
+    """
+
+    key: Key = "own"
     clone: Literal["own", "deep", "none"] = "own"
 
 
-@dataclass(frozen=True)
 class Distrust(Exception):
-    """Something that was relied on did not hold."""
+    """Something that was relied on did not hold: the key, or the copy."""
 
-    what: Literal["key", "clone"]
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
+    def __init__(self, what: Literal["key", "clone"], reason: str) -> None:
+        super().__init__(reason)
+        self.what, self.reason = what, reason
 
     def less(self, trust: Trust) -> Trust:
         """`trust` without what failed; changes nothing."""
         if self.what == "key":
-            return replace(trust, key="whole" if trust.key == "own" else "none")
+            return replace(trust, key=_LESS[trust.key])
         return replace(trust, clone="deep" if trust.clone == "own" else "none")
 
 
@@ -137,11 +140,11 @@ def _owner(owner: int | str, names: Names) -> int | str:
 
 
 def same_from_here(
-    one: Callable[[], System], other: Callable[[], System], trust: Trust, walk: int = 6
+    one: Callable[[], System], other: Callable[[], System], trust: Trust
 ) -> str | None:
     """Continue two makers' systems alike; None if they agree, else the first difference.
 
-    Every command that makes sense is tried on each, and one longer walk.
+    Every command that makes sense is tried on each, and a few longer walks.
     """
     a, b = one(), other()
     names = _pairing(a, b, trust)
@@ -155,13 +158,41 @@ def same_from_here(
             return f"they answer {command} differently"
         if a.key(trust) != b.key(trust):
             return f"they differ after {command}"
-    a, b = one(), other()
-    for i in range(walk):
+    for stride in STRIDES:
+        difference = _walk(one(), other(), names, stride)
+        if difference is not None:
+            return difference
+    return None
+
+
+STRIDES = (1, 3, 7)
+WALK = 12
+
+
+def _walk(a: System, b: System, names: Names, stride: int) -> str | None:
+    """Move both alike for a while, by commands that are granted where there are any."""
+    same = {r: r for r in range(a.setting.requests)}
+    for i in range(WALK):
         commands = a.candidates()
-        command = commands[(7 * i + 3) % len(commands)]
+        model, setting = a.state.model, a.setting
+        useful = [c for c in commands if isinstance(c.expect(model, setting), Grant)] or commands
+        if not useful:
+            return None
+        command = useful[(stride * i + stride) % len(useful)]
         twin = _renamed(command, names)
         if not twin.enabled(b.state.model, b.setting):
             return f"only one allows {command} after {i} more commands"
         if _told(a.apply(command), names) != _told(b.apply(twin), same):
             return f"they answer {command} differently after {i} more commands"
+    return None
+
+
+def varies(one: Callable[[], System], other: Callable[[], System]) -> str | None:
+    """Why two fresh systems are not the same, by what they answer; None if nothing was seen."""
+    a = one()
+    same = {r: r for r in range(a.setting.requests)}
+    for stride in (*STRIDES, 2, 5):
+        difference = _walk(one(), other(), same, stride)
+        if difference is not None:
+            return difference
     return None

@@ -279,9 +279,10 @@ class World:
         copy._model, copy._seen, copy._views = self._model, self._seen, self._views
         return copy
 
-    def _whole(self) -> bytes:
+    def _whole(self, trust: Trust) -> bytes:
         """The state of manager and handles; raises Opaque if it can't be seen."""
-        meaningless = {"declares", *self.setting.declared.meaningless}
+        declared = () if trust.key == "all" else self.setting.declared.meaningless
+        meaningless = {"declares", *declared}
         # In the order of names: when a handle was made is the driver's business.
         whole = (self.manager, [self.handles[r] for r in sorted(self.handles)])
         try:
@@ -316,7 +317,7 @@ class World:
                 inner: object = own({r: i for i, r in enumerate(order)})
                 tags = renaming(order, self.setting.stride)
             else:
-                inner, tags = self._whole(), None
+                inner, tags = self._whole(trust), None
             whole: Any = (
                 [(len(model.live.get(r, ())), r in model.live, *handles[r][1:]) for r in order],
                 inner,

@@ -116,7 +116,7 @@ class LargeOnly(KVCacheManager):
 
 
 def test_a_fault_outside_the_scope_is_cut_down_and_said_not_to_be_proven():
-    report = run(LargeOnly, profile=replace(TINY, examples=60))
+    report = run(LargeOnly, profile=replace(TINY, examples=60), seconds=8.0)
     example = report.counterexamples[0]
     assert (example.geometry, len(example.commands)) == (Geometry(7, 1), 1)
     assert isinstance(example.proof, OneMinimal)
@@ -124,7 +124,7 @@ def test_a_fault_outside_the_scope_is_cut_down_and_said_not_to_be_proven():
 
 
 def test_each_property_that_a_random_history_breaks_has_its_counterexample():
-    report = run(LargeOnly, profile=replace(TINY, examples=60))
+    report = run(LargeOnly, profile=replace(TINY, examples=60), seconds=8.0)
     assert {one.property for one in report.counterexamples} == {"conservation", "rollback"}
 
 
@@ -215,7 +215,7 @@ def test_a_spent_budget_is_unknown_and_says_how_far_it_came():
 
 @pytest.mark.parametrize("depth", [0, 9])
 def test_a_target_that_is_not_deterministic_is_unknown_however_deep_that_shows(depth):
-    report = run(Fickle, profile=replace(TINY, depth=depth))
+    report = run(Fickle, profile=replace(TINY, depth=depth), seconds=3.0)
     assert report.verdict == "unknown"
     assert "not deterministic" in str(report.reason)
 
@@ -277,7 +277,7 @@ class Drifts(SecondRelease):
 
 
 def test_a_field_that_was_declared_meaningless_and_is_not_hides_nothing():
-    report = run(Drifts, properties=("conservation",))
+    report = run(Drifts, properties=("conservation",), seconds=4.0)
     assert report.verdict == "violated"
     assert report.counterexamples[0].commands == (
         Prefill(0, 1),

@@ -141,6 +141,30 @@ def test_a_length_shrinks_to_the_smallest_that_will_do(tokens):
     assert case.geometry == Geometry(4, 2)
 
 
+class EvenRefusals(KVCacheManager):
+    """Loses a block to a prompt after an even number of refused decodes."""
+
+    refused = 0
+
+    def allocate_for_decode(self, req: Request) -> None:
+        try:
+            super().allocate_for_decode(req)
+        except ValueError:
+            self.refused += 1
+            raise
+
+    def allocate_for_prefill(self, req: Request) -> None:
+        super().allocate_for_prefill(req)
+        if self.refused % 2 == 0:
+            self._free = self._free[1:]
+
+
+def test_two_commands_go_together_where_neither_can_go_alone():
+    wrong = Misuse(0, "decode-fresh")
+    case = minimal(EvenRefusals, "conservation", Geometry(2, 1), wrong, wrong, Prefill(0, 1))
+    assert case.commands == (Prefill(0, 1),)
+
+
 def test_pool_block_size_and_width_shrink():
     history = (Prefill(0, 1), Prefill(1, 3), Release(1), Resume(1), Decode(0))
     case = minimal(Boundary, "table-cover", Geometry(6, 1, 4), *history)

@@ -216,7 +216,7 @@ def test_a_difference_that_shows_late_is_found_by_the_longer_walk():
     def starting(at):
         return lambda: world(type("A", (Ageing,), {"age": at}), 3, 1)
 
-    found = same_from_here(starting(0), starting(-9), NONE, walk=30)
+    found = same_from_here(starting(0), starting(-9), NONE)
     assert found is not None
     assert found.endswith("more commands")
 

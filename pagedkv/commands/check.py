@@ -56,7 +56,7 @@ Examples:
     type=click.Choice(PROFILES),
     default="quick",
     show_default=True,
-    help="How much is tried: under 20 s a target, under a minute, or ten minutes.",
+    help="How much is tried: half a minute a target, under a minute, or ten minutes.",
 )
 @click.option(
     "--seed",

@@ -1,0 +1,1 @@
+"""Allocators with one planted fault each; none yet."""
