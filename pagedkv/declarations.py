@@ -55,7 +55,7 @@ class Declarations:
     reorders_free: a refusal may change the order of the free list, not its content.
     tables_outside: request.block_table is not filled in; the snapshot has the tables.
     resumes: a released request may be prefilled again through the same handle.
-    block_sizes, max_blocks: what the target can be made with; None is "any".
+    block_sizes, min_blocks, max_blocks: what the target can be made with; None is "any".
     engine: a step costs hundreds of microseconds, so that the quick profile searches the
         smaller scope of engines.
     never_reached: `sometimes` goals that this target can't reach, each with the reason.
@@ -71,6 +71,7 @@ class Declarations:
     tables_outside: bool = False
     resumes: bool = True
     block_sizes: tuple[int, ...] | None = None
+    min_blocks: int = 1
     max_blocks: int | None = None
     engine: bool = False
     never_reached: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +115,8 @@ class Declarations:
 
     def supports(self, num_blocks: int, block_size: int) -> bool:
         """Whether the target can be made with this geometry; changes nothing."""
-        return (self.max_blocks is None or num_blocks <= self.max_blocks) and (
+        most = num_blocks if self.max_blocks is None else self.max_blocks
+        return self.min_blocks <= num_blocks <= most and (
             self.block_sizes is None or block_size in self.block_sizes
         )
 

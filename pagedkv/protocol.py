@@ -76,8 +76,6 @@ class Request:
     TypeError for booleans and floats.
     """
 
-    __slots__ = ("block_table", "prompt_len", "request_id", "seq_len", "tokens")
-
     def __init__(
         self,
         request_id: SupportsIndex,

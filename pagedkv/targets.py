@@ -249,7 +249,8 @@ def _probe(factory: Callable[[int, int, int], PagedKVManager]) -> None:
     declared = getattr(factory, "declares", None)
     sizes = declared.block_sizes if isinstance(declared, Declarations) else None
     refused: CannotDrive | None = None
-    for geometry in (Geometry(1, min(sizes or (1,))), Geometry(4, 16), Geometry(4, 256)):
+    least = declared.min_blocks if isinstance(declared, Declarations) else 1
+    for geometry in (Geometry(least, min(sizes or (1,))), Geometry(4, 16), Geometry(4, 256)):
         try:
             World(factory, geometry)
         except CannotDrive as error:

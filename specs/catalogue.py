@@ -84,6 +84,7 @@ def _offered_by(state: State) -> frozenset[Need]:
         Need.REF_COUNTS: snapshot.ref_counts is not None,
         Need.REVERSE_MAP: snapshot.reverse_map is not None,
         Need.CAPACITIES: snapshot.capacities is not None,
+        Need.LISTED: state.seen.listed() is not None,
         Need.REPORT: state.seen.reports() is not None,
         Need.HANDLE_TABLES: not declared.tables_outside,
         Need.WRONG_USE: any(

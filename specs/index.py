@@ -9,6 +9,7 @@ the allocation report = the arithmetic of seq_len and table
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import SupportsFloat
 
 from pagedkv.protocol import Owned
@@ -131,6 +132,31 @@ def judge_reports(state: State) -> Judgement:
     return HOLDS
 
 
+def judge_listed(state: State) -> Judgement:
+    """`free_blocks` is the free list of the snapshot, ascending."""
+    listed, free = state.seen.listed(), state.seen.snapshot.free_blocks
+    if listed is None or free is None:
+        return VACUOUS
+    if listed == tuple(sorted(free)):
+        return HOLDS
+    return Broken(f"free_blocks = {show(listed)} != {show(sorted(free))} = sorted(snapshot)")
+
+
+def judge_reads(state: State) -> Judgement:
+    """Reading contents, reports and the free list leaves everything as it was."""
+    state.seen.read()
+    state.seen.reports()
+    state.seen.listed()
+    again = state.seen.again()
+    if again is None:
+        return VACUOUS
+    for f in fields(again):
+        was, now = getattr(state.seen.snapshot, f.name), getattr(again, f.name)
+        if was != now:
+            return Broken(f"{f.name} before {show(was)} != {show(now)} after reading")
+    return HOLDS
+
+
 def _close(found: object, due: float) -> bool:
     """Whether `found` is a number that differs by rounding at most; NaN is close to nothing."""
     return isinstance(found, SupportsFloat) and abs(float(found) - due) <= 1e-9
@@ -159,6 +185,20 @@ PROPERTIES = (
         EveryState(judge_capacities),
         frozenset({Need.CAPACITIES}),
         redundant=True,
+    ),
+    Property(
+        "free-listed",
+        "free_blocks names the free blocks of the snapshot, ascending.",
+        "free_blocks = sorted(snapshot.free_blocks)",
+        EveryState(judge_listed),
+        frozenset({Need.FREE_LIST, Need.LISTED}),
+        redundant=True,
+    ),
+    Property(
+        "reads-pure",
+        "Reading the cache, the reports and the free list changes nothing.",
+        "snapshot before = snapshot after reading",
+        EveryState(judge_reads),
     ),
     Property(
         "ref-counts",

@@ -121,7 +121,7 @@ def judge_handle(step: Step) -> Judgement:
             (),
             (own,),
         )
-    for name in ("request_id", "tokens"):
+    for name in ("request_id", "tokens", "prompt_len"):
         was, now = getattr(step.given, name), getattr(step.returned, name)
         if was != now:
             return Broken(

@@ -18,6 +18,7 @@ class Need(Enum):
     REVERSE_MAP = "a reverse map"
     CAPACITIES = "capacities"
     REPORT = "allocation_report"
+    LISTED = "free_blocks beside a snapshot"
     HANDLE_TABLES = "tables in the handles"
     WRONG_USE = "a promise about wrong use"
     PEER = "a second target in lockstep"

@@ -85,6 +85,7 @@ class Handle(NamedTuple):
     seq_len: int
     block_table: tuple[int, ...]
     tokens: tuple[int, ...]
+    prompt_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,18 @@ Report = Mapping[str, float]
 class Observation:
     """What is seen of a manager between two commands.
 
-    `snapshot` and `handles` are values. `read` and `report` ask the manager itself and must be
-    called before it moves on: the world judges a state before it applies the next command.
+    `snapshot` and `handles` are values. The rest asks the manager itself, and must be called
+    before it moves on: the world judges a state before it applies the next command.
+    read: what each live request reads back. reports: the allocation reports. again: another
+    snapshot. listed: the manager's `free_blocks`, beside its snapshot. None where there is none.
     """
 
     snapshot: Snapshot
     handles: Mapping[int, Handle]
     read: Callable[[], Contents]
     reports: Callable[[], Mapping[int, Report | Unreadable] | None]
+    again: Callable[[], Snapshot | None] = lambda: None
+    listed: Callable[[], tuple[int, ...] | None] = lambda: None
 
     @property
     def tables(self) -> Mapping[int, tuple[int, ...]]:

@@ -66,8 +66,9 @@ class Subject:
         Raises CannotDrive, with what the smallest said, if it can have none that is tried.
         """
         refused: CannotDrive | None = None
-        sizes = getattr(self.factories[0], "declares", Declarations()).block_sizes or ()
-        for geometry in (*(Geometry(1, size) for size in sorted(sizes)), *FIXED, Geometry(4, 16)):
+        declared = getattr(self.factories[0], "declares", None) or Declarations()
+        own = [Geometry(declared.min_blocks, size) for size in sorted(declared.block_sizes or (1,))]
+        for geometry in (*own, *FIXED, Geometry(4, 16)):
             try:
                 return self.world(Scope("probe", (geometry,), 1), geometry)
             except CannotDrive as error:
@@ -129,6 +130,9 @@ class _Campaign:
     def run(self) -> TargetReport:
         plan = self._plan
         # Proofs are over the main scope: it may have most of the time.
+        if (difference := self._difference()) is not None:
+            # What is found in a target that says two things is not worth reporting.
+            raise CannotDrive(f"{VARIES}: two fresh targets: {difference}")
         explored: list[Exploration] = []
         for scope, (start, end) in zip(self._scopes, ((0.0, 0.75), (0.75, 0.85)), strict=True):
             if not _interrupted(explored):
@@ -161,10 +165,8 @@ class _Campaign:
         )
 
     def _beside(self, found: Mapping[str, Found], explored: list[Exploration]) -> _Random:
-        """Random histories, if the target is one that says the same twice."""
+        """Random histories, or why there are none."""
         try:
-            if (difference := self._difference()) is not None:
-                return _Random(trouble=f"{VARIES}: two fresh targets: {difference}")
             return self._random(found, explored)
         except KeyboardInterrupt:
             return _Random(trouble=INTERRUPTED)
@@ -176,7 +178,10 @@ class _Campaign:
         scope = self._scopes[0]
         two = [g for g in scope.geometries if g.num_blocks == 2]
         make = partial(self._subject.world, scope, (two or scope.geometries)[-1])
-        return varies(make, make)
+        try:
+            return varies(make, make)
+        except KeyboardInterrupt:
+            return None  # the searches will hear of the next one
 
     def _left(self, end: float = 1.0) -> float:
         """Seconds of real time until that part of the budget is over; always a moment."""
@@ -226,7 +231,7 @@ class _Campaign:
         from pagedkv.stateful.machine import search, settings_for  # Hypothesis, only when used
 
         judge = self._judge()
-        scope = Scope("random", (), 4, keeps_released=True)
+        scope = Scope("random", (), 6, keeps_released=True)
         result = search(
             lambda geometry: self._subject.world(scope, geometry),
             judge=judge,
@@ -246,18 +251,20 @@ class _Campaign:
                 name,
                 found.keys(),
             )
-            case = minimiser.one_minimal(falsified.geometry, falsified.commands)
+            until = monotonic() + max(self._left(), 0.2 * self._plan.seconds)
+            case = minimiser.one_minimal(falsified.geometry, falsified.commands, until=until)
             if case is None:
                 trouble = f"{VARIES}: a random history broke {name} once and not again"
                 return _Random(result.steps, trouble, tuple(examples))
-            proof = OneMinimal(_unseen(explored))
+            late = "; time ran out while it was cut down" if monotonic() > until else ""
+            proof = OneMinimal(_unseen(explored) + late)
             examples.append(self._example(case.geometry, case.commands, case.violation, proof))
         return _Random(result.steps, result.nondeterministic, tuple(examples))
 
     def _example(
         self, geometry: Geometry, commands: tuple[Command, ...], violation: Violation, proof: Proof
     ) -> Counterexample:
-        scope = Scope("replay", (geometry,), 4, keeps_released=True)
+        scope = Scope("replay", (geometry,), 6, keeps_released=True)
         example = example_of(
             lambda: self._subject.world(scope, geometry),
             self._judge,

@@ -43,7 +43,12 @@ def freeze(value: object, meaningless: Collection[str] = ()) -> bytes:
 
 def thaw(frozen: bytes) -> Any:
     """A copy of what `freeze` was given, sharing nothing with it."""
-    return pickle.loads(frozen)
+    return _Thawer(BytesIO(frozen)).load()
+
+
+class _Thawer(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> str:
+        return str(pid, "utf-8", "surrogatepass")
 
 
 class _Freezer(pickle.Pickler):
@@ -51,6 +56,11 @@ class _Freezer(pickle.Pickler):
         super().__init__(out, protocol=5)
         self._meaningless = meaningless
         self._memory: set[int] = set()
+
+    def persistent_id(self, value: object) -> bytes | None:
+        # Pickle writes a string once and then refers to it, if it is the same *object*. Whether
+        # two equal strings are one object means nothing, so each is written out.
+        return value.encode("utf-8", "surrogatepass") if type(value) is str else None
 
     def reducer_override(self, value: object) -> Any:
         kind: type = type(value)

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import index
 from typing import Any
 
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.steps import Handle, Report, Unreadable
 
+LONGEST = 300
+
+
+def told(error: BaseException) -> str:
+    """The message of an exception that somebody else's code made; raises nothing."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - even the message is the target's code
+        text = "(its message can't be shown)"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
 
 def view(request: Request) -> Handle:
-    """The request's fields at this moment; raises whatever a table that is none raises."""
-    table, tokens = request.block_table, request.tokens
-    if type(table) is not list:
-        table = [int(block) for block in table]
-    return Handle(request.request_id, request.seq_len, tuple(table), tuple(tokens))
+    """The request's fields at this moment; raises TypeError if a block or a length is no int."""
+    return Handle(
+        request.request_id,
+        index(request.seq_len),
+        tuple(map(index, request.block_table)),
+        tuple(request.tokens),
+        request.prompt_len,
+    )
 
 
 def snapshot_of(manager: object, live: Mapping[int, Request]) -> Snapshot:
@@ -47,7 +62,7 @@ def reconstruct(
             return Unreadable(f"shape {list(shape)} != [{seq_len}, {width}]")
         rows = cache.tolist()
     except Exception as error:  # noqa: BLE001 - whatever a target raises is what was read
-        return Unreadable(f"{type(error).__name__}: {error}")
+        return Unreadable(f"{type(error).__name__}: {told(error)}")
     for position, row in enumerate(rows):
         if any(value != row[0] for value in row):
             return Unreadable(f"position {position} reads {row}, from more than one token")
@@ -66,5 +81,5 @@ def reports_of(
         try:
             reports[r] = dict(own(handles[r]))
         except Exception as error:  # noqa: BLE001 - whatever a target raises is its report
-            reports[r] = Unreadable(f"{type(error).__name__}: {error}")
+            reports[r] = Unreadable(f"{type(error).__name__}: {told(error)}")
     return reports

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -72,6 +72,27 @@ def run_all(
     return [reports[index] for index in range(len(names))]
 
 
+def death_of(work: Callable[[str], object], name: str, seconds: float) -> str | None:
+    """How a child that does `work(name)` dies or hangs; None if it ends, whatever it raises."""
+    process = get_context("spawn").Process(target=_quietly, args=(work, name), daemon=True)
+    with _deaf():
+        process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return f"its process hung for {seconds:.0f} s"
+    return _how(process.exitcode or 0) if (process.exitcode or 0) < 0 else None
+
+
+def _quietly(work: Callable[[str], object], name: str) -> None:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    with suppress(BaseException):
+        work(name)
+
+
 @contextmanager
 def _deaf() -> Iterator[None]:
     """Let SIGINT pass unheard, and what is started meanwhile too, until it listens itself."""
@@ -134,7 +155,10 @@ def _listen(
 
 
 def _death(child: _Child) -> str:
-    code = child.process.exitcode or 0
+    return _how(child.process.exitcode or 0)
+
+
+def _how(code: int) -> str:
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     return f"its process died ({how})"
 
@@ -146,6 +170,7 @@ def _lost(name: str, reason: str, seconds: float) -> TargetReport:
 
 def _work(name: str, resolve: Resolve, plan: Plan, pipe: Connection) -> None:
     """The child: one campaign, its progress and its report through the pipe."""
+    os.dup2(2, 1)  # what a target prints must not stand in the report
     started = last = monotonic()
 
     def tell(phase: str, progress: Progress) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from pagedkv.declarations import Declarations
 from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.model import Geometry
+from pagedkv.stateful.observe import told
 from pagedkv.stateful.pool import holds_exactly
 
 Factory = Callable[[int, int, int], PagedKVManager]
@@ -38,7 +39,7 @@ def driving(what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise CannotDrive(f"{what}: {type(error).__name__}: {error}") from error
+        raise CannotDrive(f"{what}: {type(error).__name__}: {told(error)}") from error
 
 
 def made(factory: Factory, geometry: Geometry) -> PagedKVManager:

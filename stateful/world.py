@@ -34,7 +34,7 @@ from pagedkv.specs.steps import (
 )
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
-from pagedkv.stateful.observe import reconstruct, reports_of, snapshot_of, view
+from pagedkv.stateful.observe import reconstruct, reports_of, snapshot_of, told, view
 from pagedkv.stateful.pool import (
     Pool,
     ShadowPool,
@@ -90,7 +90,7 @@ class World:
         """What is known and seen now; made anew each time, since a world that kept it would hold
         itself, and a search makes and drops a million worlds.
         """
-        seen = Observation(self._seen, self._views, self.read, self.reports)
+        seen = self._observation(self._seen, self._views)
         return State(self.setting, self._model, seen)
 
     def candidates(self) -> list[Command]:
@@ -135,7 +135,7 @@ class World:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a target may raise anything
-            what = f"{error} (when it was observed after {command}: {outcome})"
+            what = f"{told(error)} (when it was observed after {command}: {outcome})"
             outcome, after, observed = Raised(type(error).__name__, what), before, False
         self._model, self._seen, self._views = after.model, after.seen.snapshot, after.seen.handles
         if after.model.released and not setting.keeps_released:
@@ -160,19 +160,20 @@ class World:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a target raises is an outcome
+            message = told(error)
             for signal in signals:
                 if (
                     isinstance(signal, Raises)
                     and isinstance(error, signal.exception)
-                    and signal.containing in str(error)
+                    and signal.containing in message
                 ):
-                    return NoBlocks(str(error))
+                    return NoBlocks(message)
             if isinstance(error, ValueError):
-                return Refused(str(error))
-            return Raised(type(error).__name__, str(error))
+                return Refused(message)
+            return Raised(type(error).__name__, message)
         for signal in signals if command.takes_blocks else ():
             if isinstance(signal, Returns) and signal.says(value):
-                return NoBlocks(f"returned {value!r}")
+                return NoBlocks(f"returned {signal.value!r}")
         return DONE
 
     def _write(
@@ -217,7 +218,10 @@ class World:
     def _observe(self, model: Model) -> Observation:
         snapshot = self._snapshot(model)
         handles = {r: view(request) for r, request in self.handles.items()}
-        return Observation(snapshot, handles, self.read, self.reports)
+        return self._observation(snapshot, handles)
+
+    def _observation(self, snapshot: Snapshot, handles: Mapping[int, Handle]) -> Observation:
+        return Observation(snapshot, handles, self.read, self.reports, self.again, self.listed)
 
     def _snapshot(self, model: Model) -> Snapshot:
         return snapshot_of(self.manager, {r: self.handles[r] for r in model.live})
@@ -238,6 +242,17 @@ class World:
     def reports(self) -> Mapping[int, Report | Unreadable] | None:
         """The allocation report of each live request; None where the manager makes none."""
         return reports_of(self.manager, self.handles, self._model.live)
+
+    def again(self) -> Snapshot:
+        """Another snapshot; changes nothing, if the manager keeps its word."""
+        return self._snapshot(self._model)
+
+    def listed(self) -> tuple[int, ...] | None:
+        """The manager's `free_blocks` where its snapshot is another thing; else None."""
+        free = getattr(self.manager, "free_blocks", None)
+        if free is None or getattr(self.manager, "snapshot", None) is None:
+            return None
+        return tuple(free)
 
     def _forget(self) -> None:
         """Drop the handles of released requests."""
@@ -297,7 +312,7 @@ class World:
             return tuple(handles)
         if trust.key != "own":
             return tuple(sorted(handles))
-        return tuple(sorted(handles, key=lambda r: (handles[r][1:], r)))
+        return tuple(sorted(handles, key=lambda r: (handles[r][1:4], r)))
 
     def key(self, trust: Trust, order: tuple[int, ...] | None = None) -> bytes | None:
         """A 128-bit digest of the whole state, or None where it can't be taken.
@@ -319,7 +334,7 @@ class World:
             else:
                 inner, tags = self._whole(trust), None
             whole: Any = (
-                [(len(model.live.get(r, ())), r in model.live, *handles[r][1:]) for r in order],
+                [(len(model.live.get(r, ())), r in model.live, *handles[r][1:4]) for r in order],
                 inner,
                 self.pool.key(tags),
             )

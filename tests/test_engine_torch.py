@@ -299,7 +299,10 @@ def test_a_clone_equals_and_shares_nothing():
     manager = TorchPagedAttention(4, 2, 1)
     live, unnamed, fresh = admit(manager, 0, 3), admit(manager, 1, 1), Request(2, 2)
     twin, handles = manager.clone({0: live, 2: fresh})
-    assert (twin.state_key(NAMES), twin.snapshot()) == (manager.state_key(NAMES), manager.snapshot())
+    assert (twin.state_key(NAMES), twin.snapshot()) == (
+        manager.state_key(NAMES),
+        manager.snapshot(),
+    )
     assert {name: repr(handle) for name, handle in handles.items()} == {
         0: repr(live),
         2: repr(fresh),

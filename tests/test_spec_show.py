@@ -9,7 +9,6 @@ import pytest
 from builders import handle
 from pagedkv.specs.show import LONGEST, first_difference, show
 
-
 SHOWN = [
     (3, "3"),
     (None, "None"),

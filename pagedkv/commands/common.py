@@ -23,9 +23,26 @@ def resolve_all(names: Iterable[str]) -> list[Target | Pair]:
     from pagedkv.targets import BadTarget, default_targets, resolve
 
     try:
+        for name in dict.fromkeys(names):
+            _survive(name)
         return [resolve(name) for name in dict.fromkeys(names)] or list(default_targets())
     except BadTarget as error:
         raise Refused(str(error)) from error
+
+
+def _survive(name: str) -> None:
+    """Raise Refused if importing and making the target kills, or hangs, a process."""
+    from pagedkv.stateful.processes import death_of
+    from pagedkv.targets import BUILTINS, resolve
+
+    if {*name.split("+")} <= {builtin.name for builtin in BUILTINS}:
+        return
+    if (death := death_of(resolve, name, MADE_WITHIN)) is not None:
+        raise Refused(f"target {name!r}: {death} when it was imported and made once; mend that")
+
+
+MADE_WITHIN = 60.0
+"""Seconds that importing a target and making one manager may take."""
 
 
 def resolve_one(name: str) -> Target | Pair:
