@@ -37,13 +37,14 @@ def judge_target(evidence: Evidence) -> tuple[Verdict, str | None, tuple[Propert
     unexpected = [p for p in evidence.broken if p not in evidence.expected]
     if unexpected:
         return "violated", None, results
-    failed_to_fail = [p for p in evidence.expected if p not in evidence.broken]
+    if evidence.unfinished is not None:
+        return "unknown", evidence.unfinished, results
+    judged = {prop.id for prop in evidence.properties}
+    failed_to_fail = [p for p in evidence.expected if p in judged and p not in evidence.broken]
     if failed_to_fail:
         names = ", ".join(sorted(failed_to_fail))
         reason = f"expected to fail, but did not: {names}; take it off the expected failures"
         return "violated", reason, results
-    if evidence.unfinished is not None:
-        return "unknown", evidence.unfinished, results
     unknown = [result for result in results if result.verdict == "unknown"]
     if unknown:
         reasons = "; ".join(f"{result.id}: {result.reason}" for result in unknown)

@@ -48,8 +48,8 @@ def test_the_reference_refuses_every_wrong_use_and_all_is_as_before(kind):
 def test_a_step_tells_what_was_given_and_what_came_back():
     step = world(KVCacheManager).apply(Prefill(0, 3))
     assert (step.index, str(step.outcome)) == (1, "done")
-    assert tuple(step.given)[1:] == (3, (), (0, 0, 0))
-    assert tuple(step.returned)[1:] == (3, (0, 1), (0, 0, 0))
+    assert tuple(step.given)[1:] == (3, (), (0, 0, 0), 3)
+    assert tuple(step.returned)[1:] == (3, (0, 1), (0, 0, 0), 3)
     assert step.before.seen.tables == {}
     assert step.after.seen.tables == {0: (0, 1)}
 
