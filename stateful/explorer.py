@@ -272,10 +272,10 @@ class _Search:
         self._checked[kind] += 1
         if self._checked[kind] > CHECKED_MERGES and self._merges % MERGE_PERIOD:
             return
-        difference = same_from_here(
-            self._paths.copies(parent, command), self._paths.copies(known), self.trust
-        )
+        here = self._paths.copies(parent, command)
+        difference = same_from_here(here, self._paths.copies(known), self.trust)
         if difference is not None:
+            self._paths.steady(here)
             raise Distrust("key", f"two states with one key: {difference}")
 
     def _record(self, violations: list[Violation], node: int, last: tuple[Command, ...]) -> bool:

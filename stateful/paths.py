@@ -12,6 +12,8 @@ from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust, sa
 CHECKED_CLONES = 8
 """The first so many copies are checked, and then one in `CLONE_PERIOD`."""
 CLONE_PERIOD = 1024
+KEY_PERIOD = 16
+"""Of copies, one in so many has its key compared, and all of the first."""
 
 
 class Nodes:
@@ -96,6 +98,8 @@ class Paths:
             return self.replay(node)
         world = self._clone(self._at(node))
         self._clones += 1
+        if self._clones % KEY_PERIOD == 0 or self._clones <= KEY_PERIOD * CHECKED_CLONES:
+            self._check_key(node, world)
         if self._clones <= CHECKED_CLONES or self._clones % CLONE_PERIOD == 0:
             self._check(node, world)
         return world
@@ -153,9 +157,20 @@ class Paths:
         except Exception as error:
             raise Distrust("clone", f"copying failed: {type(error).__name__}: {error}") from error
 
+    def _check_key(self, node: int, world: System) -> None:
+        if world.key(self._trust) != self._nodes.keys[node]:
+            raise Distrust("clone", "a copy has another key than what it was made from")
+
     def _check(self, node: int, world: System) -> None:
         difference = same_from_here(
             lambda: self._clone(world), lambda: self.replay(node), self._trust
         )
         if difference is not None:
+            self.steady(lambda: self.replay(node))
             raise Distrust("clone", f"a copy and a second run: {difference}")
+
+    def steady(self, make: Callable[[], System]) -> None:
+        """Raise NotDeterministic if two of a kind differ: then no key and no copy is to blame."""
+        difference = same_from_here(make, make, self._trust)
+        if difference is not None:
+            raise NotDeterministic(f"two runs of one history: {difference}")

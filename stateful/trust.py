@@ -106,8 +106,8 @@ def _told(step: Step, names: Names) -> tuple[object, ...]:
     seen = step.after.seen
     snapshot = replace(
         seen.snapshot,
-        block_tables={names[r]: table for r, table in seen.tables.items()},
-        seq_lens={names[r]: seq_len for r, seq_len in seen.snapshot.seq_lens.items()},
+        block_tables={names.get(r, r): table for r, table in seen.tables.items()},
+        seq_lens={names.get(r, r): seq_len for r, seq_len in seen.snapshot.seq_lens.items()},
         reverse_map=None
         if seen.snapshot.reverse_map is None
         else frozenset(
@@ -136,7 +136,7 @@ def _tag(value: float, stride: int, names: Names) -> object:
 
 
 def _owner(owner: int | str, names: Names) -> int | str:
-    return names[owner] if isinstance(owner, int) else owner
+    return names.get(owner, owner) if isinstance(owner, int) else owner
 
 
 def same_from_here(

@@ -324,7 +324,8 @@ class World:
         """
         if trust.key == "none":
             return None
-        order = self.order(trust) if order is None else order
+        if order is None or set(order) != set(self._views):
+            order = self.order(trust)
         model, handles = self._model, self._views
         own = own_hook(self.manager, "state_key") if trust.key == "own" else None
         try:

@@ -187,7 +187,7 @@ def test_a_key_that_hides_a_counter_gives_way_to_the_whole_state():
 
 @pytest.mark.parametrize("factory", [LyingKeyOfRefusals, DriftingKey])
 def test_a_key_that_hides_a_counter_of_refusals_gives_way_to_the_whole_state(factory):
-    done = found_in(factory, ONE)
+    done = found_in(factory, ONE, depth=3)
     assert done.trust.key == "whole"
     assert done.found["rollback"].commands == (Misuse(0, "decode-fresh"),) * 2
 
@@ -201,7 +201,7 @@ def test_a_key_that_can_not_be_taken_gives_way_to_the_whole_state():
 def test_a_copy_that_is_none_gives_way_to_a_generic_one(factory):
     done = found_in(factory, ONE, TWO)
     assert done.trust.clone == "deep"
-    assert "a copy" in done.doubts[0]
+    assert any("a copy" in doubt for doubt in done.doubts)
     assert done.found["conservation"].commands == LOSES
 
 
@@ -223,8 +223,8 @@ def test_what_can_not_be_seen_is_never_merged_and_ends_at_its_depth():
 
 
 def test_a_target_that_is_not_deterministic_is_called_that():
-    done = searched(Fickle, ONE, TWO)
-    assert str(done.stopped).startswith("not deterministic: a second run of ")
+    done = searched(Fickle, ONE, TWO, depth=9)
+    assert str(done.stopped).startswith("not deterministic: ")
     assert not done.exhausted
 
 
