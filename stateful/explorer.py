@@ -199,7 +199,7 @@ class _Search:
             found = judge.step(step) + judge.reached(step)
         if any(violation.property.id == name for violation in found):
             return
-        run = ", ".join(map(str, commands))
+        run = ", ".join(map(str, commands)) or "nothing"
         if self.trust.key != "none":
             raise Distrust("key", f"{name} broke after {run}, but not when this alone was run")
         if self.trust.clone != "none":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -137,7 +138,7 @@ def _listen(
         child = running[pipe]
         try:
             message: Update | TargetReport = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError, pickle.UnpicklingError):  # an end, be it inside a message
             child.process.join()
             message = _lost(child.name, _death(child), monotonic() - child.started)
         if isinstance(message, TargetReport):
@@ -159,7 +160,8 @@ def _death(child: _Child) -> str:
 
 
 def _how(code: int) -> str:
-    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    names = {int(one): one.name for one in signal.Signals}
+    how = f"exit code {code}" if code >= 0 else names.get(-code, f"signal {-code}")
     return f"its process died ({how})"
 
 

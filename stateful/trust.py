@@ -117,13 +117,13 @@ def _told(step: Step, names: Names) -> tuple[object, ...]:
         if seen.snapshot.capacities is None
         else {_owner(owner, names): n for owner, n in seen.snapshot.capacities.items()},
     )
-    handles = {names[r]: tuple(handle)[1:] for r, handle in seen.handles.items()}
+    handles = {names[r]: handle[1:4] for r, handle in seen.handles.items()}
     stride = step.after.setting.stride
     contents = {
         names[r]: read if isinstance(read, Unreadable) else [_tag(v, stride, names) for v in read]
         for r, read in seen.read().items()
     }
-    own = (type(step.outcome), tuple(step.returned)[1:], snapshot, handles, contents)
+    own = (type(step.outcome), step.returned[1:4], snapshot, handles, contents)
     return own if step.peer is None else (*own, _told(step.peer, names))
 
 

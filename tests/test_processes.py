@@ -118,7 +118,7 @@ def test_a_target_that_prints_without_end_is_checked_all_the_same(capfd):
     (report,), _ = checked(["prints"])
     assert report.coverage.states > 0
     assert "died" not in str(report.reason)
-    assert "all work and no play" in capfd.readouterr().out
+    assert "all work and no play" in capfd.readouterr().err  # stdout is the report's
 
 
 def test_a_target_that_hangs_is_ended(monkeypatch):

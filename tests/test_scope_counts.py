@@ -223,7 +223,7 @@ def test_what_can_not_be_seen_is_never_merged_and_ends_at_its_depth():
 
 
 def test_a_target_that_is_not_deterministic_is_called_that():
-    done = searched(Fickle, ONE, TWO, depth=9)
+    done = searched(Fickle, ONE, TWO, depth=9, states=2000)
     assert str(done.stopped).startswith("not deterministic: ")
     assert not done.exhausted
 

@@ -304,7 +304,7 @@ FACTORIES = """
         ("by_keyword", "takes (*, num_blocks, block_size, head_dim), which"),
         ("raises", "can't be made with 1 block(s) of 1 token(s): ValueError: no device at "),
         ("crashes", "KeyError: 'kv' at factories.py:18"),
-        ("leaves", "making one ended in SystemExit: bye at factories.py:21"),
+        ("leaves", "SystemExit: bye at factories.py:21"),
         ("nothing", "makes a NoneType without a method allocate_for_prefill(req)"),
         ("Half", "makes a Half without a method release_request(req)"),
         ("Declares", "declares must be a pagedkv.Declarations"),
