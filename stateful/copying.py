@@ -117,6 +117,8 @@ def _is_faithful(kind: type) -> bool:
     plain = getstate is object.__getstate__
     # A frozen dataclass with slots has both from its decorator, which leaves nothing out.
     of_dataclass = getattr(getstate, "__module__", None) == "dataclasses"
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):  # a NamedTuple gives all its fields
+        return plain
     hooks = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
     return of_dataclass or (plain and not any(hasattr(kind, hook) for hook in hooks))
 

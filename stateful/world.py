@@ -341,5 +341,7 @@ class World:
             )
             # Version 0 writes neither references nor interning, so equal values give equal bytes.
             return blake2b(marshal.dumps(whole, 0), digest_size=16).digest()
-        except (Opaque, ValueError):
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a target's own key may raise anything
             return None

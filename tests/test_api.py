@@ -37,7 +37,7 @@ BREAKS: list[dict[str, Any]] = [
 
 
 def test_a_right_callable_passes_under_its_module_and_name():
-    report = check(Small, budget=4)
+    report = check(Small, budget=60)
     (target,) = report.targets
     assert (report.passed, report.exit_code, target.verdict) == (True, 0, "passed")
     assert target.target == f"{__name__}:Small"
@@ -45,7 +45,7 @@ def test_a_right_callable_passes_under_its_module_and_name():
 
 
 def test_a_wrong_callable_is_violated():
-    report = check(SmallWrong, budget=1.5)
+    report = check(SmallWrong, budget=30)
     assert (report.passed, report.exit_code) == (False, 1)
     broken = {example.property for example in report.targets[0].counterexamples}
     assert "table-cover" in broken
@@ -55,7 +55,7 @@ def test_any_callable_will_do():
     def factory(num_blocks: int, block_size: int, head_dim: int) -> Small:
         return Small(num_blocks, block_size, head_dim)
 
-    report = check(partial(factory), budget=1.5)
+    report = check(partial(factory), budget=30)
     assert report.targets[0].coverage.states > 0
     assert "partial" in report.targets[0].target
 
@@ -69,10 +69,10 @@ def test_a_target_can_be_named():
 
 def test_expected_failures_are_expected():
     reasons = dict.fromkeys(("table-cover", "out-of-blocks", "contents", "report-agrees"), "issue")
-    report = check(SmallWrong, budget=1.5, expected_failures=reasons)
+    report = check(SmallWrong, budget=30, expected_failures=reasons)
     assert {example.expected for example in report.targets[0].counterexamples} == {True}
     assert report.exit_code != 1
-    assert check(Small, budget=1.5, expected_failures={"contents": "issue"}).exit_code == 1
+    assert check(Small, budget=30, expected_failures={"contents": "issue"}).exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def keyed(kind: Any) -> Any:
     return kind
 
 
-def run(*factories: Any, profile: Profile = TINY, seconds: float = 1.0, **plan: Any):
+def run(*factories: Any, profile: Profile = TINY, seconds: float = 5.0, **plan: Any):
     return run_campaign(Subject("target", factories), Plan(profile, seconds, **plan))
 
 
@@ -44,7 +44,7 @@ def exit_code(report: TargetReport) -> int:
 
 
 def test_a_right_target_passes_and_its_scope_is_exhausted():
-    report = run(KVCacheManager, seconds=4.0)
+    report = run(KVCacheManager, seconds=20.0)
     assert (report.verdict, report.reason, report.counterexamples) == ("passed", None, ())
     assert report.coverage.exhausted
     assert report.coverage.random_steps > 0
@@ -54,7 +54,7 @@ def test_a_right_target_passes_and_its_scope_is_exhausted():
 
 
 def test_two_right_targets_pass_in_lockstep():
-    report = run(KVCacheManager, KVCacheManager, seconds=4.0)
+    report = run(KVCacheManager, KVCacheManager, seconds=20.0)
     assert (report.verdict, verdicts(report)["lockstep"]) == ("passed", "passed")
 
 
@@ -67,7 +67,7 @@ def test_each_phase_of_the_search_is_told():
 
 
 def test_only_the_chosen_properties_are_judged():
-    report = run(Boundary, properties=("conservation", "oom-hit"), seconds=3.0)
+    report = run(Boundary, properties=("conservation", "oom-hit"), seconds=20.0)
     assert verdicts(report) == {"conservation": "passed", "oom-hit": "passed"}
     assert report.verdict == "passed"
 
@@ -116,7 +116,7 @@ class LargeOnly(KVCacheManager):
 
 
 def test_a_fault_outside_the_scope_is_cut_down_and_said_not_to_be_proven():
-    report = run(LargeOnly, profile=replace(TINY, examples=60), seconds=8.0)
+    report = run(LargeOnly, profile=replace(TINY, examples=60), seconds=40.0)
     example = report.counterexamples[0]
     assert (example.geometry, len(example.commands)) == (Geometry(7, 1), 1)
     assert isinstance(example.proof, OneMinimal)
@@ -124,7 +124,7 @@ def test_a_fault_outside_the_scope_is_cut_down_and_said_not_to_be_proven():
 
 
 def test_each_property_that_a_random_history_breaks_has_its_counterexample():
-    report = run(LargeOnly, profile=replace(TINY, examples=60), seconds=8.0)
+    report = run(LargeOnly, profile=replace(TINY, examples=60), seconds=40.0)
     assert {one.property for one in report.counterexamples} == {"conservation", "rollback"}
 
 
@@ -132,7 +132,7 @@ def test_each_property_that_a_random_history_breaks_has_its_counterexample():
 
 
 def test_an_expected_failure_passes_and_is_shown():
-    report = run(keyed(WrongReport), seconds=4.0, expected={"report-agrees": "issue 9"})
+    report = run(keyed(WrongReport), seconds=20.0, expected={"report-agrees": "issue 9"})
     assert (report.verdict, exit_code(report)) == ("passed", 0)
     assert [one.expected for one in report.counterexamples] == [True]
     assert verdicts(report)["report-agrees"] == "violated"
@@ -277,7 +277,7 @@ class Drifts(SecondRelease):
 
 
 def test_a_field_that_was_declared_meaningless_and_is_not_hides_nothing():
-    report = run(Drifts, properties=("conservation",), seconds=4.0)
+    report = run(Drifts, properties=("conservation",), seconds=20.0)
     assert report.verdict == "violated"
     assert report.counterexamples[0].commands == (
         Prefill(0, 1),
