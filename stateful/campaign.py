@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
-from types import MappingProxyType
 
 from pagedkv.declarations import Declarations
 from pagedkv.specs.catalogue import PROPERTIES, offered
@@ -90,7 +89,7 @@ class Plan:
     hard: bool = False
     seed: int | None = None
     properties: tuple[str, ...] = ()
-    expected: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    expected: Mapping[str, str] = field(default_factory=dict)
 
     def chosen(self) -> tuple[Property, ...]:
         """The properties to judge."""

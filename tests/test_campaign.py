@@ -67,7 +67,7 @@ def test_each_phase_of_the_search_is_told():
 
 
 def test_only_the_chosen_properties_are_judged():
-    report = run(Boundary, properties=("conservation", "oom-hit"), seconds=20.0)
+    report = run(Boundary, properties=("conservation", "oom-hit"), seconds=6.0)
     assert verdicts(report) == {"conservation": "passed", "oom-hit": "passed"}
     assert report.verdict == "passed"
 
