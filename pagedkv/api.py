@@ -15,6 +15,7 @@ from pagedkv.stateful.processes import Update, run_all
 from pagedkv.stateful.profiles import PROFILES, Scope
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Report, TargetReport
+from pagedkv.stateful.target import CannotDrive
 from pagedkv.targets import Pair, Target, resolve
 
 Factory = Callable[[int, int, int], PagedKVManager]
@@ -128,7 +129,10 @@ def assert_holds(
     names = max((command.request for command in history), default=0) + 1
     scope = Scope("replay", (geometry,), names, keeps_released=True)
     checked = _as_subject(target)
-    world = checked.world(scope, geometry)
+    try:
+        world = checked.world(scope, geometry)
+    except CannotDrive as error:
+        raise ValueError(str(error)) from error
     judge = Judge(chosen, offered(*world.states))
     ran = replay(lambda: checked.world(scope, geometry), history, judge)
     if ran.violations:

@@ -54,7 +54,7 @@ def judge_reverse_map(state: State) -> Judgement:
         )
     entry = min(found - due, key=str)
     table = state.seen.tables.get(entry.owner) if isinstance(entry.owner, int) else None
-    says = "it is no live request" if table is None else f"block_table = {show(table)}"
+    says = f"{_owner(entry.owner)} is not live" if table is None else f"block_table = {show(table)}"
     return Broken(
         f"reverse_map[{_owner(entry.owner)}, block {entry.block}] = logical {entry.logical}, "
         f"but {says}",

@@ -64,12 +64,12 @@ def test_rejects_a_reverse_map_without_an_entry():
         ),
         (
             Owned(2, 0, 3),
-            "reverse_map[request 2, block 3] = logical 0, but it is no live request",
+            "reverse_map[request 2, block 3] = logical 0, but request 2 is not live",
             (2,),
         ),
         (
             Owned("row 2", 0, 3),
-            "reverse_map[row 2, block 3] = logical 0, but it is no live request",
+            "reverse_map[row 2, block 3] = logical 0, but row 2 is not live",
             (),
         ),
     ],
