@@ -1,0 +1,74 @@
+"""Reading a manager changes nothing, and `free_blocks` says what the snapshot says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pagedkv import KVCacheManager, Request, Snapshot, assert_holds
+from pagedkv.specs.index import judge_listed, judge_reads
+from pagedkv.specs.model import Geometry
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken
+from pagedkv.specs.steps import Observation, State
+from pagedkv.stateful.world import World
+
+PREFILL = {"op": "prefill", "request": 0, "tokens": 1}
+
+
+def fresh() -> State:
+    return World(KVCacheManager, Geometry(3, 1)).state
+
+
+def with_seen(state: State, seen: Observation) -> State:
+    return State(state.setting, state.model, seen)
+
+
+def test_accepts_a_manager_that_reading_leaves_alone():
+    assert judge_reads(fresh()) is HOLDS
+    assert judge_listed(fresh()) is HOLDS
+
+
+def test_rejects_a_manager_that_reading_changes():
+    here = fresh()
+    later = Snapshot(block_tables={}, seq_lens={}, free_blocks=(2, 1, 0))
+    judgement = judge_reads(with_seen(here, replace(here.seen, again=lambda: later)))
+    assert judgement == Broken("free_blocks before [0, 1, 2] != [2, 1, 0] after reading")
+
+
+def test_rejects_a_list_that_the_snapshot_does_not_have():
+    here = fresh()
+    judgement = judge_listed(with_seen(here, replace(here.seen, listed=lambda: (0, 1))))
+    assert judgement == Broken("free_blocks = [0, 1] != [0, 1, 2] = sorted(snapshot)")
+
+
+def test_without_a_second_look_or_a_list_there_is_nothing_to_judge():
+    here = fresh()
+    blind = replace(here.seen, again=lambda: None, listed=lambda: None)
+    assert judge_reads(with_seen(here, blind)) is VACUOUS
+    assert judge_listed(with_seen(here, blind)) is VACUOUS
+
+
+class ReadReorders(KVCacheManager):
+    """Turns the free list round whenever somebody asks for a report."""
+
+    def allocation_report(self, req: Request) -> dict[str, float]:
+        self._free = self._free[::-1]
+        return super().allocation_report(req)
+
+
+class ListedLies(KVCacheManager):
+    """Lists the first so many blocks as free, whichever are."""
+
+    @property
+    def free_blocks(self) -> list[int]:
+        return list(range(len(self._free)))
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"), [(ReadReorders, "reads-pure"), (ListedLies, "free-listed")]
+)
+def test_it_is_caught_in_a_real_manager(factory, name):
+    with pytest.raises(AssertionError, match=name):
+        assert_holds(factory, [PREFILL], num_blocks=3, block_size=1, property=name)
+    assert_holds(KVCacheManager, [PREFILL], num_blocks=3, block_size=1, property=name)
