@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import lru_cache
 from operator import index
 from typing import Any, Self, SupportsIndex
 
@@ -37,9 +36,6 @@ NOBODY = -1
 """What `_owner` says of a free block; rows count from 0."""
 
 _INT32_MAX = 2**31 - 1
-
-# Snapshots are taken all the time and name the same few entries again and again.
-_owned = lru_cache(maxsize=4096)(Owned)
 
 
 class ArrayKVCacheManager:
@@ -270,15 +266,18 @@ class ArrayKVCacheManager:
 
     def _reverse_map(self, tables: Mapping[int, list[int]]) -> frozenset[Owned]:
         """`_owner` as entries; a row that no live request has is named as such."""
-        places: dict[int, tuple[int | str, dict[int, int]]] = {
-            row: (name, {block: place for place, block in enumerate(tables[name])})
-            for name, row in self._rows.items()
+        names = {row: name for name, row in self._rows.items()}
+        places = {
+            (name, block): i for name, table in tables.items() for i, block in enumerate(table)
         }
         entries = []
         for block, row in enumerate(self._owner.tolist()):
             if row != NOBODY:
-                name, place = places.get(row) or (f"row {row}", {})
-                entries.append(_owned(name, place.get(block, len(place)), block))
+                name = names.get(row)
+                if name is None:
+                    entries.append(Owned(f"row {row}", 0, block))
+                else:
+                    entries.append(Owned(name, places.get((name, block), len(tables[name])), block))
         return frozenset(entries)
 
     def _make_room(self, rows: int, width: int) -> None:

@@ -6,9 +6,9 @@ This module stands at the bottom: it imports neither a manager nor torch.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, NamedTuple, Protocol, SupportsIndex
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,8 +100,7 @@ class Request:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(NamedTuple):
     """One entry of a reverse map: block `block` is logical block `logical` of `owner`.
 
     `owner` is a live request's id, or a label such as "row 2" for a row no live request has.
@@ -112,7 +111,7 @@ class Owned:
     block: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Snapshot:
     """What an observer may see of a manager: a value, never a view.
 
@@ -120,11 +119,14 @@ class Snapshot:
     later change of the manager does not show.
 
     block_tables, seq_lens: live requests only, by request id.
-    free_blocks: in hand-out order; None when it can't be seen.
+    free_blocks: what the next call can hand out, in hand-out order; None when it can't be seen.
     blocks: all usable ids; None for 0 .. num_blocks - 1 without the reserved.
     num_free: the manager's own counter, if it keeps one.
     ref_counts: references per block, if kept; a block that is not named has none.
     cached: blocks kept for reuse that no live request holds.
+    pending: blocks given back that the next call can't hand out yet, each with how many more calls
+        or blocks it waits for at most (`Declarations.late_calls`, `late_blocks`); None if there
+        never are any.
     reserved: blocks that are never handed out.
     reverse_map: every entry of a physical-to-logical map, if kept.
     capacities: allocated tokens per owner, if kept; owners as in `Owned`.
@@ -137,28 +139,40 @@ class Snapshot:
     num_free: int | None = None
     ref_counts: Mapping[int, int] | None = None
     cached: frozenset[int] = frozenset()
+    pending: Mapping[int, int] | None = None
     reserved: frozenset[int] = frozenset()
     reverse_map: frozenset[Owned] | None = None
     capacities: Mapping[int | str, int] | None = None
 
-    def __post_init__(self) -> None:
+    def __init__(  # noqa: PLR0913 - one for each field, all by name
+        self,
+        *,
+        block_tables: Mapping[int, Iterable[int]],
+        seq_lens: Mapping[int, int],
+        free_blocks: Iterable[int] | None,
+        blocks: Iterable[int] | None = None,
+        num_free: int | None = None,
+        ref_counts: Mapping[int, int] | None = None,
+        cached: Iterable[int] = frozenset(),
+        pending: Mapping[int, int] | None = None,
+        reserved: Iterable[int] = frozenset(),
+        reverse_map: Iterable[Owned] | None = None,
+        capacities: Mapping[int | str, int] | None = None,
+    ) -> None:
+        # By hand: one is made at every step of every search, and what a dataclass writes sets
+        # each field twice where it is copied.
         put = object.__setattr__
-        put(self, "block_tables", {r: tuple(table) for r, table in self.block_tables.items()})
-        put(self, "seq_lens", dict(self.seq_lens))
-        if self.free_blocks is not None:
-            put(self, "free_blocks", tuple(self.free_blocks))
-        if self.blocks is not None:
-            put(self, "blocks", frozenset(self.blocks))
-        if self.ref_counts is not None:
-            put(self, "ref_counts", dict(self.ref_counts))
-        if self.cached:
-            put(self, "cached", frozenset(self.cached))
-        if self.reserved:
-            put(self, "reserved", frozenset(self.reserved))
-        if self.reverse_map is not None:
-            put(self, "reverse_map", frozenset(self.reverse_map))
-        if self.capacities is not None:
-            put(self, "capacities", dict(self.capacities))
+        put(self, "block_tables", {r: tuple(table) for r, table in block_tables.items()})
+        put(self, "seq_lens", dict(seq_lens))
+        put(self, "free_blocks", free_blocks if free_blocks is None else tuple(free_blocks))
+        put(self, "blocks", blocks if blocks is None else frozenset(blocks))
+        put(self, "num_free", num_free)
+        put(self, "ref_counts", ref_counts if ref_counts is None else dict(ref_counts))
+        put(self, "cached", frozenset(cached))
+        put(self, "pending", pending if pending is None else dict(pending))
+        put(self, "reserved", frozenset(reserved))
+        put(self, "reverse_map", reverse_map if reverse_map is None else frozenset(reverse_map))
+        put(self, "capacities", capacities if capacities is None else dict(capacities))
 
 
 class PagedKVManager(Protocol):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from pagedkv.specs.properties import (
     HOLDS,
+    VACUOUS,
     Broken,
     EveryState,
     EveryStep,
+    Expectation,
     Need,
     Property,
     Sometimes,
@@ -19,65 +22,69 @@ from pagedkv.specs.properties import (
 from pagedkv.specs.steps import State, Step
 
 
+class _Tally:
+    """One property and how often it was judged and had something to judge."""
+
+    __slots__ = ("judge", "property", "times")
+
+    def __init__(self, prop: Property) -> None:
+        self.property, self.times = prop, 0
+        due = prop.expectation
+        self.judge: Callable[[Any], Any] = due.reached if isinstance(due, Sometimes) else due.judge
+
+
 class Judge:
     """Judges states and steps, and counts what was judged.
 
     properties: those to judge; one whose needs are not all in `offered` is left out.
-    evaluations: per property, how often it was judged and had something to judge; a goal is
-        judged until it is reached, which is its one evaluation.
     commands: per op, how many steps.
     """
 
     def __init__(self, properties: Iterable[Property], offered: frozenset[Need]) -> None:
         self.properties = tuple(prop for prop in properties if prop.needs <= offered)
-        self.evaluations: Counter[str] = Counter({prop.id: 0 for prop in self.properties})
         self.commands: Counter[str] = Counter()
-        self._states = [
-            (prop, prop.expectation.judge)
-            for prop in self.properties
-            if isinstance(prop.expectation, EveryState)
-        ]
-        self._steps = [
-            (prop, prop.expectation.judge)
-            for prop in self.properties
-            if isinstance(prop.expectation, EveryStep)
-        ]
-        self._goals = [
-            (prop, prop.expectation.reached)
-            for prop in self.properties
-            if isinstance(prop.expectation, Sometimes)
-        ]
+        self._tallies = [_Tally(prop) for prop in self.properties]
+        self._states = self._of(EveryState)
+        self._steps = self._of(EveryStep)
+        self._goals = self._of(Sometimes)
+
+    def _of(self, kind: type[Expectation]) -> list[_Tally]:
+        return [t for t in self._tallies if isinstance(t.property.expectation, kind)]
+
+    @property
+    def evaluations(self) -> Counter[str]:
+        """Per property, how often it was judged and had something to judge.
+
+        A goal is judged until it is reached, which is its one evaluation.
+        """
+        return Counter({tally.property.id: tally.times for tally in self._tallies})
 
     def state(self, state: State, step: int = 0) -> list[Violation]:
         """Judge a state that was not judged before; `step` is where it was reached."""
-        found = []
-        evaluations = self.evaluations
-        for prop, judge in self._states:
-            judgement = judge(state)
-            if judgement is HOLDS:
-                evaluations[prop.id] += 1
-            elif isinstance(judgement, Broken):
-                evaluations[prop.id] += 1
-                found.append(Violation(prop, judgement, step))
-        return found
+        return self._judged(self._states, state, step)
 
     def step(self, step: Step) -> list[Violation]:
         """Judge a step, not the state it leads to."""
-        found = []
-        evaluations = self.evaluations
         self.commands[step.command.op] += 1
-        for prop, judge in self._steps:
-            judgement = judge(step)
-            if judgement is HOLDS:
-                evaluations[prop.id] += 1
-            elif isinstance(judgement, Broken):
-                evaluations[prop.id] += 1
-                found.append(Violation(prop, judgement, step.index))
-        for goal in [goal for goal in self._goals if goal[1](step)]:
-            evaluations[goal[0].id] += 1
-            self._goals.remove(goal)
+        found = self._judged(self._steps, step, step.index)
+        if self._goals:
+            for goal in [goal for goal in self._goals if goal.judge(step)]:
+                goal.times = 1
+                self._goals.remove(goal)
         if step.peer is not None:
             found.extend(self._of_peer(step.peer, found))
+        return found
+
+    @staticmethod
+    def _judged(tallies: list[_Tally], what: State | Step, step: int) -> list[Violation]:
+        found = []
+        for tally in tallies:
+            judgement = tally.judge(what)
+            if judgement is VACUOUS:
+                continue
+            tally.times += 1
+            if judgement is not HOLDS:
+                found.append(Violation(tally.property, judgement, step))
         return found
 
     def reached(self, step: Step) -> list[Violation]:
@@ -90,9 +97,9 @@ class Judge:
     def _of_peer(self, peer: Step, found: list[Violation]) -> list[Violation]:
         known = {violation.property.id for violation in found}
         more = [
-            Violation(prop, judgement, peer.index)
-            for prop, judge in self._steps
-            if prop.id not in known and isinstance(judgement := judge(peer), Broken)
+            Violation(tally.property, judgement, peer.index)
+            for tally in self._steps
+            if tally.property.id not in known and isinstance(judgement := tally.judge(peer), Broken)
         ]
         return _of_second(more)
 

@@ -69,11 +69,12 @@ def judge_others(step: Step) -> Judgement:
     """The tables, lengths and handles of all other requests are what they were."""
     own = step.command.request
     before, after = step.before.seen, step.after.seen
-    others = [r for r in before.handles if r != own]
-    if not others:
+    if len(before.handles) == (own in before.handles):
         return VACUOUS
-    for r in others:
-        if (
+    if step.after is step.before:
+        return HOLDS
+    for r in before.handles:
+        if r == own or (
             before.handles.get(r) == after.handles.get(r)
             and before.tables.get(r) == after.tables.get(r)
             and before.snapshot.seq_lens.get(r) == after.snapshot.seq_lens.get(r)

@@ -87,12 +87,16 @@ class Model:
         released = self.released
         if request in released:
             released = {r: n for r, n in released.items() if r != request}
-        return Model({**self.live, request: tags}, released)
+        live = {**self.live, request: tags}
+        if request not in self.live:  # In the order of names: how it came about plays no part.
+            live = dict(sorted(live.items()))
+        return Model(live, released)
 
     def with_released(self, request: int) -> Model:
         """The model in which `request` holds nothing and keeps its length; changes nothing."""
         live = {r: tags for r, tags in self.live.items() if r != request}
-        return Model(live, {**self.released, request: len(self.live[request])})
+        released = {**self.released, request: len(self.live[request])}
+        return Model(live, dict(sorted(released.items())))
 
     def without_released(self) -> Model:
         """The model that forgets released requests; changes nothing."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from time import monotonic, process_time
+from typing import Literal
 
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
@@ -89,8 +90,8 @@ class Limits:
     depth: int | None = None
     beyond: int | None = None
     states: int | None = None
-    enough: Collection[str] | None = None
-    """Property ids: stop once each has been found broken."""
+    enough: Collection[str] | Literal["any"] | None = None
+    """Property ids: stop once each has been found broken; "any": once one has."""
 
 
 def explore(
@@ -162,6 +163,7 @@ class _Search:
         self._found: dict[str, Found] = {}
         self._transitions = self._depth = self._merges = 0
         self._checked: Counter[object] = Counter()
+        self._kinds: tuple[dict[Command, object], dict[Command, object]] = ({}, {})
 
     def run(self, doubts: tuple[str, ...]) -> Exploration:
         stopped: str | None = None
@@ -268,7 +270,10 @@ class _Search:
     def _merge(self, parent: int, command: Command, known: int) -> None:
         """Now and then, continue two states that were taken for one."""
         self._merges += 1
-        kind = (_kind(command), parent == known)
+        kinds = self._kinds[parent == known]
+        kind = kinds.get(command)
+        if kind is None:
+            kind = kinds[command] = (_kind(command), parent == known)
         self._checked[kind] += 1
         if self._checked[kind] > CHECKED_MERGES and self._merges % MERGE_PERIOD:
             return
@@ -288,6 +293,8 @@ class _Search:
                 self._confirm(geometry, commands, name)
                 self._found[name] = Found(violation, geometry, commands, len(self._nodes))
         enough = self._limits.enough
+        if self._found and enough == "any":
+            raise _Stop("a violation was found, and one was looked for")
         if enough is not None and self._found.keys() >= set(enough):
             raise _Stop("found what was looked for")
         return not all(violation.property.redundant for violation in violations)

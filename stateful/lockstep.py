@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Self
 
 from pagedkv.specs.commands import Command
@@ -40,7 +39,7 @@ class Lockstep:
 
     def apply(self, command: Command) -> Step:
         """Run one command on both. Mutates both."""
-        return replace(self.left.apply(command), peer=self.right.apply(command))
+        return self.left.apply(command)._replace(peer=self.right.apply(command))
 
     def hooks(self) -> Trust:
         """The weaker of the two, each."""

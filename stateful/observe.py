@@ -7,7 +7,9 @@ from operator import index
 from typing import Any
 
 from pagedkv.protocol import Request, Snapshot
-from pagedkv.specs.steps import Handle, Report, Unreadable
+from pagedkv.specs.model import Model, Setting
+from pagedkv.specs.steps import Contents, Handle, Observation, Report, State, Unreadable
+from pagedkv.stateful.pool import Pool, Slot, TensorPool
 
 LONGEST = 300
 
@@ -23,16 +25,17 @@ def told(error: BaseException) -> str:
 
 def view(request: Request) -> Handle:
     """The request's fields at this moment; raises TypeError if a block or a length is no int."""
-    return Handle(
+    fields = (
         request.request_id,
         index(request.seq_len),
         tuple(map(index, request.block_table)),
         tuple(request.tokens),
         request.prompt_len,
     )
+    return tuple.__new__(Handle, fields)  # a third of what Handle(...) takes
 
 
-def snapshot_of(manager: object, live: Mapping[int, Request]) -> Snapshot:
+def snapshot_of(manager: object, handles: Mapping[int, Request], live: Iterable[int]) -> Snapshot:
     """The manager's own snapshot, or else what the live handles and `free_blocks` say.
 
     Changes nothing; raises whatever the manager raises, TypeError if its snapshot is none.
@@ -45,8 +48,8 @@ def snapshot_of(manager: object, live: Mapping[int, Request]) -> Snapshot:
         return snapshot
     free = getattr(manager, "free_blocks", None)
     return Snapshot(
-        block_tables={r: view(request).block_table for r, request in live.items()},
-        seq_lens={r: request.seq_len for r, request in live.items()},
+        block_tables={r: view(handles[r]).block_table for r in live},
+        seq_lens={r: handles[r].seq_len for r in live},
         free_blocks=None if free is None else tuple(free),
     )
 
@@ -83,3 +86,93 @@ def reports_of(
         except Exception as error:  # noqa: BLE001 - whatever a target raises is its report
             reports[r] = Unreadable(f"{type(error).__name__}: {told(error)}")
     return reports
+
+
+class Observer:
+    """Looks at one manager, its handles and the tags of its tokens; holds no world.
+
+    So a world can keep its state without a ring of references: a search makes and drops a
+    million worlds. What is asked later is asked of the last state made, and contents and reports
+    only once until somebody looks again: several properties are about them.
+    """
+
+    __slots__ = ("_read", "_reports", "handles", "last", "manager", "pool", "setting", "tensor")
+
+    def __init__(
+        self,
+        manager: Any,
+        handles: Mapping[int, Request],
+        setting: Setting,
+        pool: Pool,
+        tensor: Any = None,
+    ) -> None:
+        self.manager, self.handles, self.setting = manager, handles, setting
+        self.pool, self.tensor = pool, tensor
+        self._read: Contents | None = None
+        self._reports: Mapping[int, Report | Unreadable] | None = None
+
+    def state(self, model: Model, snapshot: Snapshot, handles: Mapping[int, Handle]) -> State:
+        """The state made of these, and of what else can be asked of the manager from now on."""
+        self.last = (model.live, snapshot)
+        seen = Observation(snapshot, handles, self.read, self.reports, self.again, self.listed)
+        return State(self.setting, model, seen)
+
+    def look(self, live: Iterable[int]) -> tuple[Snapshot, dict[int, Handle]]:
+        """The manager and all handles as they are now; changes nothing, if it keeps its word."""
+        self._read = self._reports = None
+        handles = {r: view(request) for r, request in self.handles.items()}
+        return snapshot_of(self.manager, self.handles, live), handles
+
+    def slots(
+        self, request: int, tables: Mapping[int, tuple[int, ...]], seq_len: int
+    ) -> list[Slot]:
+        """The slot of each position, as the manager's own map or else the table says."""
+        own = getattr(self.manager, "slots", None)
+        if own is not None:
+            return [(block, offset) for _, block, offset in own(self.handles[request])]
+        size, table = self.setting.geometry.block_size, tables.get(request, ())
+        return [(table[p // size], p % size) for p in range(min(seq_len, len(table) * size))]
+
+    def follow_tensor(self) -> None:
+        """Use the tensor that the manager has now: it may have put another in its place."""
+        if self.tensor is None:
+            return
+        tensor = self.manager.physical_kv_cache
+        if tensor is not self.tensor:
+            self.tensor, self.pool = tensor, TensorPool(tensor)
+
+    def read(self) -> Contents:
+        """What each live request reads back now; changes nothing."""
+        if self._read is None:
+            self._read = self._read_now()
+        return self._read
+
+    def _read_now(self) -> Contents:
+        # What reads from a pool that the tags were not written to would only read zeros.
+        own = None if self.tensor is None else getattr(self.manager, "get_physical_cache", None)
+        width = self.setting.geometry.head_dim
+        read: dict[int, tuple[float, ...] | Unreadable] = {}
+        live, seen = self.last
+        for r, tags in live.items():
+            if own is None:
+                read[r] = self.pool.read(self.slots(r, seen.block_tables, len(tags)))
+            else:
+                read[r] = reconstruct(own, self.handles[r], len(tags), width)
+        return read
+
+    def reports(self) -> Mapping[int, Report | Unreadable] | None:
+        """The allocation report of each live request; None where the manager makes none."""
+        if self._reports is None:
+            self._reports = reports_of(self.manager, self.handles, self.last[0])
+        return self._reports
+
+    def again(self) -> Snapshot:
+        """Another snapshot; changes nothing, if the manager keeps its word."""
+        return snapshot_of(self.manager, self.handles, self.last[0])
+
+    def listed(self) -> tuple[int, ...] | None:
+        """The manager's `free_blocks` where its snapshot is another thing; else None."""
+        free = getattr(self.manager, "free_blocks", None)
+        if free is None or getattr(self.manager, "snapshot", None) is None:
+            return None
+        return tuple(free)

@@ -131,6 +131,8 @@ class Paths:
         return world
 
     def _at(self, node: int) -> System:
+        if self._way and self._way[-1][0] == node:
+            return self._way[-1][1]
         missing = []
         kept = {n: i for i, (n, _) in enumerate(self._way)}
         at = node

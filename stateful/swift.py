@@ -61,13 +61,13 @@ class SwiftWorld(World):
         request, manager = self.handles[name], self.manager
         tags, old = now.model.live.get(name, ()), len(before.live.get(name, ()))
         try:
-            self._follow_tensor()
+            self._eyes.follow_tensor()
             table = request.block_table
             if len(table) < len(held):
                 self.pool.poison(set(held).difference(table))
             if len(tags) > old:
                 if self.setting.declared.tables_outside or hasattr(manager, "slots"):
-                    slots = self._slots(name, now.seen.tables, len(tags))[old:]
+                    slots = self._eyes.slots(name, now.seen.tables, len(tags))[old:]
                 else:
                     size = self.setting.geometry.block_size
                     slots = [(int(table[p // size]), p % size) for p in range(old, len(tags))]
@@ -80,13 +80,13 @@ class SwiftWorld(World):
         return True
 
     def _look(self, model: Model) -> bool:
+        eyes = self._eyes
         try:
-            seen = self._observe(model)
-            held = seen.held
+            self._stand(self._logic.at(model), *eyes.look(model.live))
+            held = self.state.seen.held
         except Exception:  # noqa: BLE001 - a target that can't be looked at is to be judged
             return False
         self.pool.poison(self.setting.usable - held)
-        self._model, self._seen, self._views = model, seen.snapshot, seen.handles
         if model.released and not self.setting.keeps_released:
             self._forget()
         return True
@@ -107,7 +107,8 @@ class _Lazily:
     @property
     def seen(self) -> Observation:
         if self._seen is None:
-            self._seen = self._world._observe(self.model)
+            eyes = self._world._eyes
+            self._seen = eyes.state(self.model, *eyes.look(self.model.live)).seen
         return self._seen
 
     @property

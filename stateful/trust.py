@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
+from pagedkv.protocol import Snapshot
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Setting
 from pagedkv.specs.steps import Grant, State, Step, Unreadable
@@ -103,36 +104,41 @@ def _renamed(command: Command, names: Names) -> Command:
 
 def _told(step: Step, names: Names) -> tuple[object, ...]:
     """Everything that an observer sees of a step, with its requests called by other names."""
-    seen = step.after.seen
-    snapshot = replace(
-        seen.snapshot,
-        block_tables={names.get(r, r): table for r, table in seen.tables.items()},
-        seq_lens={names.get(r, r): seq_len for r, seq_len in seen.snapshot.seq_lens.items()},
-        reverse_map=None
-        if seen.snapshot.reverse_map is None
-        else frozenset(
-            replace(entry, owner=_owner(entry.owner, names)) for entry in seen.snapshot.reverse_map
-        ),
-        capacities=None
-        if seen.snapshot.capacities is None
-        else {_owner(owner, names): n for owner, n in seen.snapshot.capacities.items()},
-    )
-    handles = {names[r]: handle[1:4] for r, handle in seen.handles.items()}
-    stride = step.after.setting.stride
-    contents = {
-        names[r]: read if isinstance(read, Unreadable) else [_tag(v, stride, names) for v in read]
-        for r, read in seen.read().items()
-    }
-    own = (type(step.outcome), step.returned[1:4], snapshot, handles, contents)
+    seen, stride = step.after.seen, step.after.setting.stride
+    snapshot, handles, contents = seen.snapshot, seen.handles, seen.read()
+    if any(old != new for old, new in names.items()):
+        snapshot = _renamed_snapshot(snapshot, names)
+        handles = {names[r]: handle for r, handle in handles.items()}
+        contents = {
+            names[r]: read
+            if isinstance(read, Unreadable)
+            else tuple(_tag(value, stride, names) for value in read)
+            for r, read in contents.items()
+        }
+    shown = {r: handle[1:4] for r, handle in handles.items()}
+    # A value that is not a number does not equal itself, and its words do.
+    own = (type(step.outcome), step.returned[1:4], snapshot, shown, repr(sorted(contents.items())))
     return own if step.peer is None else (*own, _told(step.peer, names))
 
 
-def _tag(value: float, stride: int, names: Names) -> object:
-    """The token that a tag names, its request called by another name; else the value itself."""
+def _renamed_snapshot(snapshot: Snapshot, names: Names) -> Snapshot:
+    entries, capacities = snapshot.reverse_map, snapshot.capacities
+    return replace(
+        snapshot,
+        block_tables={names.get(r, r): table for r, table in snapshot.block_tables.items()},
+        seq_lens={names.get(r, r): seq_len for r, seq_len in snapshot.seq_lens.items()},
+        reverse_map=entries
+        and frozenset(entry._replace(owner=_owner(entry.owner, names)) for entry in entries),
+        capacities=capacities and {_owner(owner, names): n for owner, n in capacities.items()},
+    )
+
+
+def _tag(value: float, stride: int, names: Names) -> float:
+    """The tag of the same token, its request called by another name; what is no tag stays."""
     if not 1 <= value < 1 + len(names) * stride or value != int(value):
-        return repr(value)
+        return value
     request, position = divmod(int(value) - 1, stride)
-    return names[request], position
+    return type(value)(1 + names[request] * stride + position)
 
 
 def _owner(owner: int | str, names: Names) -> int | str:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import marshal
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 from pagedkv.declarations import Declarations, Raises, Returns
 from pagedkv.protocol import Request, Snapshot
-from pagedkv.specs.catalogue import candidates
 from pagedkv.specs.commands import Command
-from pagedkv.specs.model import EMPTY, Geometry, Model, Setting
+from pagedkv.specs.model import Geometry, Model, Setting
 from pagedkv.specs.steps import (
     DONE,
     Contents,
@@ -23,27 +24,31 @@ from pagedkv.specs.steps import (
     Grant,
     Handle,
     NoBlocks,
-    Observation,
     Outcome,
     Raised,
     Refused,
-    Report,
     State,
     Step,
-    Unreadable,
 )
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
-from pagedkv.stateful.observe import reconstruct, reports_of, snapshot_of, told, view
-from pagedkv.stateful.pool import (
-    Pool,
-    ShadowPool,
-    Slot,
-    TensorPool,
-    renaming,
-)
+from pagedkv.stateful.logic import Logic
+from pagedkv.stateful.observe import Observer, snapshot_of, told, view
+from pagedkv.stateful.pool import Pool, ShadowPool, TensorPool, renaming
 from pagedkv.stateful.target import Factory, check_tensor, driving, made, own_hook
 from pagedkv.stateful.trust import Trust
+
+
+class _Keyed(NamedTuple):
+    """A key that was taken, and what it was made of."""
+
+    handles: Mapping[int, Handle]
+    model: Model
+    trust: Trust
+    order: tuple[int, ...]
+    inner: object
+    tags: object
+    key: bytes
 
 
 class World:
@@ -61,24 +66,27 @@ class World:
         self.manager = made(factory, geometry)
         self.handles: dict[int, Request] = {}
         self._freed: frozenset[int] = frozenset()
-        self._menus: dict[object, list[Command]] = {}
         self.steps = 0
-        self._model = EMPTY
-        self._views: Mapping[int, Handle] = {}
-        self._tensor: Any = None
-        with driving("a fresh target can't be observed"):
-            self._seen = snapshot_of(self.manager, {})
-            self._tensor = getattr(self.manager, "physical_kv_cache", None)
-        usable = self._seen.blocks
-        if usable is None:
-            usable = frozenset(range(geometry.num_blocks)) - self._seen.reserved
+        self._keyed: _Keyed | None = None
         declared = getattr(self.manager, "declares", None) or Declarations()
-        self.setting = Setting(geometry, declared, usable, requests, keeps_released)
-        self.pool: Pool = ShadowPool(geometry.block_size)
-        if self._tensor is not None:
-            check_tensor(self._tensor, geometry, requests * self.setting.stride)
-            self.pool = TensorPool(self._tensor)
-        self.pool.poison(usable)
+        with driving("a fresh target can't be observed"):
+            seen = snapshot_of(self.manager, {}, ())
+            tensor = getattr(self.manager, "physical_kv_cache", None)
+        usable = seen.blocks
+        if usable is None:
+            usable = frozenset(range(geometry.num_blocks)) - seen.reserved
+        setting = self.setting = Setting(geometry, declared, usable, requests, keeps_released)
+        pool: Pool = ShadowPool(geometry.block_size)
+        if tensor is not None:
+            check_tensor(tensor, geometry, requests * setting.stride)
+            pool = TensorPool(tensor)
+        pool.poison(usable)
+        self._hooks = Trust(
+            "own" if own_hook(self.manager, "state_key") else "whole",
+            "own" if own_hook(self.manager, "clone") else "deep",
+        )
+        self._eyes = Observer(self.manager, self.handles, setting, pool, tensor)
+        self._stand(Logic.start(setting), seen, {})
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -86,25 +94,18 @@ class World:
         return (self.state,)
 
     @property
-    def state(self) -> State:
-        """What is known and seen now; made anew each time, since a world that kept it would hold
-        itself, and a search makes and drops a million worlds.
-        """
-        seen = self._observation(self._seen, self._views)
-        return State(self.setting, self._model, seen)
+    def pool(self) -> Pool:
+        """Where the tags are kept."""
+        return self._eyes.pool
+
+    def _stand(self, logic: Logic, seen: Snapshot, views: Mapping[int, Handle]) -> None:
+        """Be in this state from now on."""
+        self._logic = logic
+        self.state = self._eyes.state(logic.model, seen, views)
 
     def candidates(self) -> list[Command]:
         """Every command that makes sense now, in canonical order; changes nothing."""
-        model = self._model
-        # Few shapes, many states: which commands make sense depends on names and lengths only.
-        shape = (
-            tuple([(r, len(tags)) for r, tags in model.live.items()]),
-            tuple(model.released.items()),
-        )
-        menu = self._menus.get(shape)
-        if menu is None:
-            menu = self._menus[shape] = candidates(model, self.setting)
-        return menu
+        return self._logic.menu()
 
     def apply(self, command: Command) -> Step:
         """Run one command and return what it did. Mutates the world.
@@ -112,46 +113,51 @@ class World:
         A manager that can't be observed after the call is a call that raised: the step's
         `after` is then what was seen before, and the world is of no further use.
         """
-        before, setting = self.state, self.setting
+        before, here = self.state, self._logic
         self.steps += 1
-        expected = command.expect(before.model, setting)
+        expected = here.due(command)
         undo = command.prepare(self.handles, before)
         request = self.handles[command.request]
         given = returned = view(request)
         outcome = self._call(command, request)
         reused: frozenset[int] = frozenset()
+        observed = True
         try:
             returned = view(request)
             if isinstance(outcome, Done) and isinstance(expected, Grant):
-                model = command.advance(before.model, setting)
-                seen = self._observe(model)
-                seen, reused = self._write(before, model, seen, request)
+                reused = self._grant(before, here.after(command), request)
             else:
                 undo()
-                model = before.model
-                seen = self._observe(model)
-            after = State(setting, model, seen)
-            observed = True
+                self._refuse(before)
+            after = self.state
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a target may raise anything
             what = f"{told(error)} (when it was observed after {command}: {outcome})"
             outcome, after, observed = Raised(type(error).__name__, what), before, False
-        self._model, self._seen, self._views = after.model, after.seen.snapshot, after.seen.handles
-        if after.model.released and not setting.keeps_released:
+            self._stand(here, before.seen.snapshot, before.seen.handles)
+        if after.model.released and not self.setting.keeps_released:
             self._forget()
         return Step(
-            index=self.steps,
-            command=command,
-            expected=expected,
-            outcome=outcome,
-            given=given,
-            returned=returned,
-            before=before,
-            after=after,
-            reused=reused,
-            observed=observed,
+            self.steps,
+            command,
+            expected,
+            outcome,
+            given,
+            returned,
+            before,
+            after,
+            reused,
+            None,
+            observed,
         )
+
+    def _refuse(self, before: State) -> None:
+        """See what is there after a call that was not granted."""
+        seen, views = self._eyes.look(before.model.live)
+        # The very same state says at once, to all who judge it, that nothing has changed.
+        if seen != before.seen.snapshot or views != before.seen.handles:
+            self._stand(self._logic, seen, views)
 
     def _call(self, command: Command, request: Request) -> Outcome:
         signals = self.setting.declared.out_of_blocks
@@ -176,122 +182,74 @@ class World:
                 return NoBlocks(f"returned {signal.value!r}")
         return DONE
 
-    def _write(
-        self, before: State, model: Model, seen: Observation, request: Request
-    ) -> tuple[Observation, frozenset[int]]:
-        """Write the new tokens' tags where the tables say, and poison what was freed."""
-        was, now = before.seen.held, seen.held
+    def _grant(self, before: State, logic: Logic, request: Request) -> frozenset[int]:
+        """Follow a grant: write the new tokens' tags where the tables say, poison what was freed.
+
+        Returns the blocks taken that were freed before in this history.
+        """
+        eyes, model = self._eyes, logic.model
+        seen, views = eyes.look(model.live)
+        self._stand(logic, seen, views)
+        was, now = before.seen.held, self.state.seen.held
         taken, freed = now - was, was - now
-        self._follow_tensor()
+        eyes.follow_tensor()
         if freed:
-            self.pool.poison(freed)
+            eyes.pool.poison(freed)
             self._freed |= freed
         for r, tags in model.live.items():
             old = before.model.live.get(r, ())
             if len(tags) > len(old):
-                slots = self._slots(r, seen.tables, len(tags))[len(old) :]
-                self.pool.write(slots, tags[len(old) : len(old) + len(slots)])
+                slots = eyes.slots(r, seen.block_tables, len(tags))[len(old) :]
+                eyes.pool.write(slots, tags[len(old) : len(old) + len(slots)])
         computed = getattr(self.manager, "computed", None)
         if computed is not None and request.request_id in model.live:
             computed(request)
-            seen = self._observe(model)
-        return seen, taken & self._freed
-
-    def _follow_tensor(self) -> None:
-        """Use the tensor that the manager has now: it may have put another in its place."""
-        if self._tensor is None:
-            return
-        tensor = self.manager.physical_kv_cache
-        if tensor is not self._tensor:
-            self._tensor, self.pool = tensor, TensorPool(tensor)
-
-    def _slots(
-        self, request: int, tables: Mapping[int, tuple[int, ...]], seq_len: int
-    ) -> list[Slot]:
-        """The slot of each position, as the manager's own map or else the table says."""
-        own = getattr(self.manager, "slots", None)
-        if own is not None:
-            return [(block, offset) for _, block, offset in own(self.handles[request])]
-        size, table = self.setting.geometry.block_size, tables.get(request, ())
-        return [(table[p // size], p % size) for p in range(min(seq_len, len(table) * size))]
-
-    def _observe(self, model: Model) -> Observation:
-        snapshot = self._snapshot(model)
-        handles = {r: view(request) for r, request in self.handles.items()}
-        return self._observation(snapshot, handles)
-
-    def _observation(self, snapshot: Snapshot, handles: Mapping[int, Handle]) -> Observation:
-        return Observation(snapshot, handles, self.read, self.reports, self.again, self.listed)
-
-    def _snapshot(self, model: Model) -> Snapshot:
-        return snapshot_of(self.manager, {r: self.handles[r] for r in model.live})
+            self._stand(logic, *eyes.look(model.live))
+        return taken & self._freed
 
     def read(self) -> Contents:
         """What each live request reads back now; changes nothing."""
-        # What reads from a pool that the tags were not written to would only read zeros.
-        own = None if self._tensor is None else getattr(self.manager, "get_physical_cache", None)
-        width = self.setting.geometry.head_dim
-        read: dict[int, tuple[float, ...] | Unreadable] = {}
-        for r, tags in self._model.live.items():
-            if own is None:
-                read[r] = self.pool.read(self._slots(r, self._seen.block_tables, len(tags)))
-            else:
-                read[r] = reconstruct(own, self.handles[r], len(tags), width)
-        return read
-
-    def reports(self) -> Mapping[int, Report | Unreadable] | None:
-        """The allocation report of each live request; None where the manager makes none."""
-        return reports_of(self.manager, self.handles, self._model.live)
-
-    def again(self) -> Snapshot:
-        """Another snapshot; changes nothing, if the manager keeps its word."""
-        return self._snapshot(self._model)
-
-    def listed(self) -> tuple[int, ...] | None:
-        """The manager's `free_blocks` where its snapshot is another thing; else None."""
-        free = getattr(self.manager, "free_blocks", None)
-        if free is None or getattr(self.manager, "snapshot", None) is None:
-            return None
-        return tuple(free)
+        return self._eyes.read()
 
     def _forget(self) -> None:
         """Drop the handles of released requests."""
-        for r in self._model.released:
+        for r in self.state.model.released:
             self.handles.pop(r, None)
-        self._model = self._model.without_released()
-        self._views = {r: handle for r, handle in self._views.items() if r in self._model.live}
+        logic, seen = self._logic.without_released(), self.state.seen
+        views = {r: handle for r, handle in seen.handles.items() if r in logic.model.live}
+        self._stand(logic, seen.snapshot, views)
 
     def hooks(self) -> Trust:
         """Which of `state_key` and `clone` the manager brings of its own."""
-        return Trust(
-            "own" if own_hook(self.manager, "state_key") else "whole",
-            "own" if own_hook(self.manager, "clone") else "deep",
-        )
+        return self._hooks
 
     def clone(self, trust: Trust) -> Self:
         """A world of its own in the same state; changes nothing.
 
         Raises whatever the manager's copying raises: a target need not be copyable.
         """
-        own = own_hook(self.manager, "clone") if trust.clone == "own" else None
         copy = object.__new__(type(self))
-        whole = (self.manager, self.handles)
-        if own is not None:
-            copy.manager, copy.handles = own(self.handles)
+        whole: Any = (self.manager, self.handles)
+        if trust.clone == "own" and self._hooks.clone == "own":
+            manager, handles = self.manager.clone(self.handles)  # type: ignore[attr-defined]
         else:
             try:
-                copy.manager, copy.handles = thaw(freeze(whole))
+                manager, handles = thaw(freeze(whole))
             except Opaque:
-                copy.manager, copy.handles = deepcopy(whole)
+                manager, handles = deepcopy(whole)
+        copy.manager, copy.handles = manager, handles
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
-        copy._menus = self._menus
-        copy._tensor = None
-        if isinstance(self.pool, ShadowPool):
-            copy.pool = self.pool.copy()
+        copy._hooks, copy._logic, copy._keyed = self._hooks, self._logic, self._keyed
+        pool = self._eyes.pool
+        tensor = None
+        if isinstance(pool, ShadowPool):
+            pool = pool.copy()
         else:
-            copy._tensor = copy.manager.physical_kv_cache
-            copy.pool = TensorPool(copy._tensor)
-        copy._model, copy._seen, copy._views = self._model, self._seen, self._views
+            tensor = manager.physical_kv_cache
+            pool = TensorPool(tensor)
+        copy._eyes = Observer(manager, handles, self.setting, pool, tensor)
+        seen = self.state.seen
+        copy.state = copy._eyes.state(self.state.model, seen.snapshot, seen.handles)
         return copy
 
     def _whole(self, trust: Trust) -> bytes:
@@ -307,7 +265,7 @@ class World:
 
     def order(self, trust: Trust) -> tuple[int, ...]:
         """The requests with a handle, in an order that their names have no part in."""
-        handles = self._views
+        handles = self.state.seen.handles
         if len(handles) < 2:
             return tuple(handles)
         if trust.key != "own":
@@ -324,24 +282,48 @@ class World:
         """
         if trust.key == "none":
             return None
-        if order is None or set(order) != set(self._views):
-            order = self.order(trust)
-        model, handles = self._model, self._views
-        own = own_hook(self.manager, "state_key") if trust.key == "own" else None
+        model, handles, last = self.state.model, self.state.seen.handles, self._keyed
+        if last is not None and not (
+            last.handles is handles and last.model is model and last.trust == trust
+        ):
+            last = None
+        if order is None or set(order) != set(handles):
+            order = self.order(trust) if last is None else last.order
         try:
-            if own is not None:
-                inner: object = own({r: i for i, r in enumerate(order)})
-                tags = renaming(order, self.setting.stride)
+            if trust.key == "own" and self._hooks.key == "own":
+                inner: Any = self.manager.state_key(_names(order))  # type: ignore[attr-defined]
+                tags: Any = self.pool.key(renaming(order, self.setting.stride))
             else:
-                inner, tags = self._whole(trust), None
-            whole: Any = (
-                [(len(model.live.get(r, ())), r in model.live, *handles[r][1:4]) for r in order],
-                inner,
-                self.pool.key(tags),
-            )
-            # Version 0 writes neither references nor interning, so equal values give equal bytes.
-            return blake2b(marshal.dumps(whole, 0), digest_size=16).digest()
+                inner, tags = self._whole(trust), self.pool.key(None)
+            # Most calls are refused and move nothing: then the last key is this one too.
+            if last is not None and last[3:6] == (order, inner, tags):
+                return last.key
+            key = _digest(model, handles, order, inner, tags)
         except KeyboardInterrupt:
             raise
         except BaseException:  # noqa: BLE001 - a target's own key may raise anything
             return None
+        self._keyed = _Keyed(handles, model, trust, order, inner, tags, key)
+        return key
+
+
+@lru_cache(maxsize=4096)
+def _names(order: tuple[int, ...]) -> Mapping[int, int]:
+    return MappingProxyType({r: i for i, r in enumerate(order)})
+
+
+def _digest(
+    model: Model,
+    handles: Mapping[int, Handle],
+    order: tuple[int, ...],
+    inner: object,
+    tags: object,
+) -> bytes:
+    live = model.live
+    whole: Any = (
+        [(len(live.get(r, ())), r in live, *handles[r][1:4]) for r in order],
+        inner,
+        tags,
+    )
+    # Version 0 writes neither references nor interning, so equal values give equal bytes.
+    return blake2b(marshal.dumps(whole, 0), digest_size=16).digest()

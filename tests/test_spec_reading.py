@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pagedkv import KVCacheManager, Request, Snapshot, assert_holds
@@ -32,19 +30,19 @@ def test_accepts_a_manager_that_reading_leaves_alone():
 def test_rejects_a_manager_that_reading_changes():
     here = fresh()
     later = Snapshot(block_tables={}, seq_lens={}, free_blocks=(2, 1, 0))
-    judgement = judge_reads(with_seen(here, replace(here.seen, again=lambda: later)))
+    judgement = judge_reads(with_seen(here, here.seen._replace(again=lambda: later)))
     assert judgement == Broken("free_blocks before [0, 1, 2] != [2, 1, 0] after reading")
 
 
 def test_rejects_a_list_that_the_snapshot_does_not_have():
     here = fresh()
-    judgement = judge_listed(with_seen(here, replace(here.seen, listed=lambda: (0, 1))))
+    judgement = judge_listed(with_seen(here, here.seen._replace(listed=lambda: (0, 1))))
     assert judgement == Broken("free_blocks = [0, 1] != [0, 1, 2] = sorted(snapshot)")
 
 
 def test_without_a_second_look_or_a_list_there_is_nothing_to_judge():
     here = fresh()
-    blind = replace(here.seen, again=lambda: None, listed=lambda: None)
+    blind = here.seen._replace(again=lambda: None, listed=lambda: None)
     assert judge_reads(with_seen(here, blind)) is VACUOUS
     assert judge_listed(with_seen(here, blind)) is VACUOUS
 

@@ -188,8 +188,9 @@ def test_without_a_way_to_read_the_tensor_the_table_is_read():
             super().__init__(num_blocks, block_size, head_dim)
             self.physical_kv_cache = torch.zeros(num_blocks, block_size, head_dim)
 
-    here = moved(world(Silent), Prefill(0, 3))
-    assert contents(here) == {0: (1.0, 2.0, 3.0)}
+    assert contents(moved(world(Silent), Prefill(0, 3))) == {0: (1.0, 2.0, 3.0)}
+    here = world(Silent)
+    here.apply(Prefill(0, 3))
     here.manager.physical_kv_cache[1, 0] = 7
     assert (
         "cache of request 0, position 2: reads token 6 of request 0" in (broken(here)["contents"])
