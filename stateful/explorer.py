@@ -6,6 +6,7 @@ a property is the canonical one, and nothing shorter in the scope breaks it.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
@@ -157,9 +158,9 @@ class _Search:
         self.trust = make(self._geometries[0]).hooks() if trust is None else trust
         self._nodes = Nodes()
         self._paths = Paths(make, self._geometries, self._nodes, self.trust)
-        self._known: list[dict[bytes, int]] = [{} for _ in self._geometries]
-        self._frontier: list[list[int]] = [[] for _ in self._geometries]
-        self._next: list[list[int]] = [[] for _ in self._geometries]
+        self._known: list[set[bytes]] = [set() for _ in self._geometries]
+        self._frontier = [array("l") for _ in self._geometries]
+        self._next = [array("l") for _ in self._geometries]
         self._found: dict[str, Found] = {}
         self._transitions = self._depth = self._merges = 0
         self._checked: Counter[object] = Counter()
@@ -175,7 +176,8 @@ class _Search:
                     for node in frontier:
                         self._expand(node)
                 self._depth += 1
-                self._frontier, self._next = self._next, [[] for _ in self._geometries]
+                self._frontier = self._next
+                self._next = [array("l") for _ in self._geometries]
         except _Stop as stop:
             stopped = str(stop)
         except NotDeterministic as error:
@@ -230,13 +232,13 @@ class _Search:
             found = [violation for state in world.states for violation in self.judge.state(state)]
             if not self._record(found, node, ()):
                 if key is not None:
-                    self._known[g][key] = node
+                    self._known[g].add(key)
                 self._frontier[g].append(node)
 
     def _expand(self, node: int) -> None:
         """Try every command from `node`."""
         self._watch()
-        nodes, key_here = self._nodes, self._nodes.keys[node]
+        nodes, key_here = self._nodes, self._nodes.key(node)
         g = nodes.geometry(node)
         known = self._known[g]
         world = self._paths.fork(node)
@@ -254,11 +256,11 @@ class _Search:
             key = self._key(world)
             moved = key is None or key != key_here
             if key is not None and key in known:
-                self._merge(node, command, known[key])
+                self._merge(node, command, key, moved=moved)
             elif not self._record(self.judge.reached(step), node, (command,)):
                 child = nodes.add(key, node, command)
                 if key is not None:
-                    known[key] = child
+                    known.add(key)
                 self._next[g].append(child)
 
     def _key(self, world: System) -> bytes | None:
@@ -267,16 +269,17 @@ class _Search:
             raise Distrust("key", "the whole state of the target can't be seen")
         return key
 
-    def _merge(self, parent: int, command: Command, known: int) -> None:
+    def _merge(self, parent: int, command: Command, key: bytes, *, moved: bool) -> None:
         """Now and then, continue two states that were taken for one."""
         self._merges += 1
-        kinds = self._kinds[parent == known]
+        kinds = self._kinds[moved]
         kind = kinds.get(command)
         if kind is None:
-            kind = kinds[command] = (_kind(command), parent == known)
+            kind = kinds[command] = (_kind(command), moved)
         self._checked[kind] += 1
         if self._checked[kind] > CHECKED_MERGES and self._merges % MERGE_PERIOD:
             return
+        known = self._nodes.find(key, self._nodes.geometry(parent)) if moved else parent
         here = self._paths.copies(parent, command)
         difference = same_from_here(here, self._paths.copies(known), self.trust)
         if difference is not None:

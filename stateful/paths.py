@@ -19,38 +19,54 @@ KEY_PERIOD = 16
 class Nodes:
     """Every state found: its key, the state before it, and the command between the two.
 
-    A root is its own parent.
+    A root is its own parent. Packed: a search finds millions of them.
     """
 
     def __init__(self) -> None:
-        self.keys: list[bytes | None] = []
-        self._parents = array("q")
-        self._commands = array("l")
-        self._geometries = array("l")
+        self._keys = bytearray()
+        self._width = 0  # of a key; 0 where none can be taken
+        self._parents = array("l")
+        self._commands = array("i")
+        self._geometries = array("h")
         self._names: dict[Command, int] = {}
         self._by_name: list[Command] = []
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self._parents)
 
     def add_root(self, key: bytes | None, geometry: int) -> int:
         """Add a fresh target's state; returns its number."""
-        self.keys.append(key)
-        self._parents.append(len(self.keys) - 1)
-        self._commands.append(0)
-        self._geometries.append(geometry)
-        return len(self.keys) - 1
+        return self._add(key, len(self), 0, geometry)
 
     def add(self, key: bytes | None, parent: int, command: Command) -> int:
         """Add the state that `command` leads to from `parent`; returns its number."""
         name = self._names.setdefault(command, len(self._by_name))
         if name == len(self._by_name):
             self._by_name.append(command)
-        self.keys.append(key)
+        return self._add(key, parent, name, self._geometries[parent])
+
+    def _add(self, key: bytes | None, parent: int, name: int, geometry: int) -> int:
+        if key is not None:
+            self._keys += key
+            self._width = len(key)
         self._parents.append(parent)
         self._commands.append(name)
-        self._geometries.append(self._geometries[parent])
-        return len(self.keys) - 1
+        self._geometries.append(geometry)
+        return len(self) - 1
+
+    def key(self, node: int) -> bytes | None:
+        """The state's key, if keys can be taken."""
+        width = self._width
+        return bytes(self._keys[node * width : (node + 1) * width]) if width else None
+
+    def find(self, key: bytes, geometry: int) -> int:
+        """The state of a geometry that has this key; looks at all, so not to be asked often."""
+        at = -1
+        while True:
+            at = self._keys.index(key, at + 1)
+            node, rest = divmod(at, self._width)
+            if rest == 0 and self._geometries[node] == geometry:
+                return node
 
     def geometry(self, node: int) -> int:
         """Which geometry of the scope the state belongs to."""
@@ -123,7 +139,7 @@ class Paths:
         world = self._make(self._geometries[self._nodes.geometry(node)])
         for command in self._nodes.history(node):
             world.apply(command)
-        if world.key(self._trust) != self._nodes.keys[node]:
+        if world.key(self._trust) != self._nodes.key(node):
             names = ", ".join(map(str, self._nodes.history(node))) or "nothing"
             if self._trust.clone == "none":
                 raise NotDeterministic(f"a second run of {names} ended in another state")
@@ -148,7 +164,7 @@ class Paths:
             else:
                 world = self._clone(self._way[-1][1])
                 world.apply(self._nodes.command(at))
-            if world.key(self._trust) != self._nodes.keys[at]:
+            if world.key(self._trust) != self._nodes.key(at):
                 raise Distrust("clone", f"a copy moved by {self._nodes.command(at)} went astray")
             self._way.append((at, world))
         return self._way[-1][1]
@@ -160,7 +176,7 @@ class Paths:
             raise Distrust("clone", f"copying failed: {type(error).__name__}: {error}") from error
 
     def _check_key(self, node: int, world: System) -> None:
-        if world.key(self._trust) != self._nodes.keys[node]:
+        if world.key(self._trust) != self._nodes.key(node):
             raise Distrust("clone", "a copy has another key than what it was made from")
 
     def _check(self, node: int, world: System) -> None:
