@@ -51,8 +51,8 @@ def main() -> None:
     # What a search takes once (torch, the menus) is in the first of them already.
     (few, _, low), (many, _, high) = seen[0], seen[-1]
     each = (high - low) / (many - few)
-    whole = (high + each * (1e6 - many)) / MIB
-    print(f"{each:.0f} bytes a state: a million would take {whole:.0f} MiB, all in all")
+    print(f"{each:.0f} bytes a state, {each * 1e6 / MIB:.0f} MiB a million states,")
+    print(f"beside what the process has without any: {(low - each * few) / MIB:.0f} MiB")
 
 
 if __name__ == "__main__":
