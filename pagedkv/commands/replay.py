@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pagedkv.commands.common import Refused, resolve_one
-from pagedkv.commands.files import read
+from pagedkv.commands.files import STDOUT, check_writable, put, read
 
 if TYPE_CHECKING:
     from pagedkv.stateful.campaign import Subject
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", metavar="TRACE", type=click.Path(path_type=Path))
 @click.option("--target", metavar="TARGET", help="Run it on this one instead of the recorded one.")
-def replay(file: Path, target: str | None) -> int:
+@click.option(
+    "--svg",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw the pool step by step, for an issue; - is stdout, and the text goes to stderr.",
+)
+def replay(file: Path, target: str | None, svg: Path | None) -> int:
     """Run a recorded history again.
 
     Says FAILED and exits with 1 if it still breaks something, says FIXED and exits with 0 if not,
@@ -32,6 +38,8 @@ def replay(file: Path, target: str | None) -> int:
     from pagedkv.stateful.target import CannotDrive
     from pagedkv.stateful.traces import FIRST_COMMAND
 
+    if svg is not None:
+        check_writable(svg, "--svg")
     trace = read(file)
     subject = subject_of(trace, target, file)
     try:
@@ -41,7 +49,9 @@ def replay(file: Path, target: str | None) -> int:
         raise Refused(f"{file}: can't be replayed: {error}") from error
     except MakesNoSense as error:
         raise Refused(f"{file}:{FIRST_COMMAND + error.index}: {error}") from error
-    _show(subject.name, trace, example, file)
+    _show(subject.name, trace, example, file, to_stdout=svg == STDOUT)
+    if svg is not None and example is not None:
+        _draw(subject.name, example, svg)
     return 0 if example is None else 1
 
 
@@ -65,11 +75,23 @@ def subject_of(trace: Trace, name: str | None, file: Path) -> Subject:
         raise Refused(f"{file}:1: {error.message}; name another one with --target") from error
 
 
-def _show(name: str, trace: Trace, example: Counterexample | None, file: Path) -> None:
+def _draw(name: str, example: Counterexample, svg: Path) -> None:
+    from pagedkv.stateful.reports import svg_picture
+
+    picture = svg_picture([example], name)
+    if picture is None:
+        steps = f"{len(example.commands):,} commands are too many to be drawn"
+        raise Refused(f"--svg {svg}: {steps}; cut the history down first, with pagedkv shrink")
+    put(picture, svg, "--svg")
+
+
+def _show(
+    name: str, trace: Trace, example: Counterexample | None, file: Path, *, to_stdout: bool
+) -> None:
     from pagedkv.stateful.text import counterexample_text
     from pagedkv.terminal import console_on, count
 
-    console = console_on(sys.stdout)
+    console = console_on(sys.stderr if to_stdout else sys.stdout)
     commands = count(len(trace.commands), "command")
     if example is None:
         what = f"no longer breaks {trace.breaks}" if trace.breaks else "breaks nothing"
