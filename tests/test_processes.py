@@ -15,6 +15,7 @@ from pagedkv import KVCacheManager, Request
 from pagedkv.specs.abilities.core import Decode, Prefill
 from pagedkv.stateful import processes
 from pagedkv.stateful.campaign import Plan, Subject
+from pagedkv.stateful.output import SHOWN
 from pagedkv.stateful.processes import Update, run_all
 from pagedkv.stateful.report import Report, TargetReport
 
@@ -90,8 +91,8 @@ def test_a_target_that_dies_costs_no_other_and_reports_stand_in_the_given_order(
     reports, events = checked(names)
     assert [report.target for report in reports] == names
     dies, exits, crashes = reports
-    assert (dies.verdict, dies.reason) == ("unknown", "its process died (exit code 7)")
-    assert (crashes.verdict, crashes.reason) == ("unknown", "its process died (SIGSEGV)")
+    assert str(dies.reason).startswith("its process died (exit code 7) in decode(")
+    assert str(crashes.reason).startswith("its process died (SIGSEGV) in decode(")
     assert exits.verdict == "violated"
     answered = next(one for one in exits.counterexamples if one.property == "answered")
     assert answered.commands == (Prefill(0, 1), Decode(0))
@@ -118,17 +119,17 @@ def test_a_target_that_prints_without_end_is_checked_all_the_same(capfd):
     (report,), _ = checked(["prints"])
     assert report.coverage.states > 0
     assert "died" not in str(report.reason)
-    assert "all work and no play" in capfd.readouterr().err  # stdout is the report's
+    err = capfd.readouterr().err  # stdout is the report's
+    assert "all work and no play" in err
+    assert "[prints prints more than 16,384 bytes: the rest is not shown]" in err
+    assert len(err) < 2 * SHOWN
 
 
 def test_a_target_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 5.0)
-    plan = Plan(TINY, 0.3, expected={})
-    start = time.monotonic()
-    (report,) = run_all(["hangs"], resolve, plan, lambda _: None, 1)
+    monkeypatch.setattr(processes, "CALL_SECONDS", 4.0)
+    (report,) = run_all(["hangs"], resolve, PLAN, lambda _: None, 1)
     assert report.verdict == "unknown"
-    assert str(report.reason).startswith("it hung: no end after ")
-    assert time.monotonic() - start < 30
+    assert str(report.reason).startswith("it hung: no end of one call after ")
 
 
 def test_ctrl_c_leaves_what_has_not_begun_undone():
@@ -142,7 +143,7 @@ def test_ctrl_c_leaves_what_has_not_begun_undone():
 
     done = run_all(["dies", "exits", "crashes"], resolve, PLAN, _once(on_event), 1)
     assert [report.target for report in done] == ["dies", "exits", "crashes"]
-    assert done[0].reason == "its process died (exit code 7)"
+    assert str(done[0].reason).startswith("its process died (exit code 7)")
     assert [report.reason for report in done[1:]] == ["interrupted before it began"] * 2
 
 
