@@ -18,6 +18,9 @@ WrongUse = Literal["error", "noop", "never"]
 
 OPERATIONS = ("prefill", "decode", "release")
 
+_LEAST = {"lookahead": 0, "late_calls": 0, "late_blocks": 0, "pool_multiple": 1}
+"""The least value of each number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Raises:
@@ -53,9 +56,13 @@ class Declarations:
     lookahead: blocks a table may hold beyond ceil(seq_len / block_size).
     refuses_early: out of blocks may be said though enough blocks are free (watermark, runs).
     reorders_free: a refusal may change the order of the free list, not its content.
+    late_calls: a block given back may be pending, and is free again at most so many granted calls
+        later; a refused call may let time pass too. late_blocks: the same, once at most so many
+        more blocks came back. The snapshot says which blocks are pending. 0 is at once.
     tables_outside: request.block_table is not filled in; the snapshot has the tables.
     resumes: a released request may be prefilled again through the same handle.
     block_sizes, min_blocks, max_blocks: what the target can be made with; None is "any".
+    pool_multiple: the number of blocks must be a multiple of this.
     engine: a step costs hundreds of microseconds, so that the quick profile searches the
         smaller scope of engines.
     never_reached: `sometimes` goals that this target can't reach, each with the reason.
@@ -68,11 +75,14 @@ class Declarations:
     lookahead: int = 0
     refuses_early: bool = False
     reorders_free: bool = False
+    late_calls: int = 0
+    late_blocks: int = 0
     tables_outside: bool = False
     resumes: bool = True
     block_sizes: tuple[int, ...] | None = None
     min_blocks: int = 1
     max_blocks: int | None = None
+    pool_multiple: int = 1
     engine: bool = False
     never_reached: Mapping[str, str] = field(default_factory=dict)
     meaningless: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +91,13 @@ class Declarations:
     def __post_init__(self) -> None:
         for name in ("wrong_use", "never_reached", "meaningless", "because"):
             object.__setattr__(self, name, dict(getattr(self, name)))
-        as_int("lookahead", self.lookahead, minimum=0)
+        for name, least in _LEAST.items():
+            as_int(name, getattr(self, name), minimum=least)
+        if self.late_calls and self.late_blocks:
+            raise ValueError(
+                f"late_calls = {self.late_calls} and late_blocks = {self.late_blocks} are both "
+                f"declared; pending blocks wait for calls or for blocks: declare one"
+            )
         for operation, use in self.wrong_use.items():
             if operation not in OPERATIONS:
                 raise ValueError(
@@ -116,8 +132,10 @@ class Declarations:
     def supports(self, num_blocks: int, block_size: int) -> bool:
         """Whether the target can be made with this geometry; changes nothing."""
         most = num_blocks if self.max_blocks is None else self.max_blocks
-        return self.min_blocks <= num_blocks <= most and (
-            self.block_sizes is None or block_size in self.block_sizes
+        return (
+            self.min_blocks <= num_blocks <= most
+            and num_blocks % self.pool_multiple == 0
+            and (self.block_sizes is None or block_size in self.block_sizes)
         )
 
 

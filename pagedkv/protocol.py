@@ -20,6 +20,8 @@ def as_int(name: str, value: SupportsIndex, *, minimum: int) -> int:
     Numpy integers and other integer scalars are taken. Raises TypeError for booleans and for
     anything that is not an integer (floats included), ValueError below `minimum`.
     """
+    if type(value) is int and value >= minimum:
+        return value
     if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
         raise TypeError(f"{name} must be an integer, got the boolean {value!r}; pass a number")
     try:
@@ -35,17 +37,21 @@ def as_int(name: str, value: SupportsIndex, *, minimum: int) -> int:
 
 
 class OutOfBlocks(RuntimeError):
-    """A call needs more blocks than there are; it has changed nothing."""
+    """A call needs more blocks than there are; it has changed nothing.
 
-    def __init__(self, request_id: int, needed: int, available: int) -> None:
+    `request_id` is None where a whole batch needs them.
+    """
+
+    def __init__(self, request_id: int | None, needed: int, available: int) -> None:
         super().__init__(request_id, needed, available)
         self.request_id = request_id
         self.needed = needed
         self.available = available
 
     def __str__(self) -> str:
+        who = "the batch" if self.request_id is None else f"request {self.request_id}"
         return (
-            f"OOM: request {self.request_id} needs {self.needed} more block(s), "
+            f"OOM: {who} needs {self.needed} more block(s), "
             f"{self.available} available; release a request or use a larger pool"
         )
 

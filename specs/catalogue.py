@@ -13,6 +13,7 @@ from pagedkv.declarations import OPERATIONS
 from pagedkv.specs.abilities.core import CORE
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command
+from pagedkv.specs.faults import UNDER_FAULT
 from pagedkv.specs.lockstep import LOCKSTEP
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.properties import Need, Property
@@ -25,7 +26,7 @@ COMMANDS: Mapping[str, type[Command]] = {
 }
 PROPERTIES: Mapping[str, Property] = {
     prop.id: prop
-    for props in (*(ability.properties for ability in ABILITIES), (LOCKSTEP,))
+    for props in (*(ability.properties for ability in ABILITIES), (LOCKSTEP, UNDER_FAULT))
     for prop in props
 }
 
@@ -84,6 +85,7 @@ def _offered_by(state: State) -> frozenset[Need]:
         Need.REF_COUNTS: snapshot.ref_counts is not None,
         Need.REVERSE_MAP: snapshot.reverse_map is not None,
         Need.CAPACITIES: snapshot.capacities is not None,
+        Need.PENDING: snapshot.pending is not None,
         Need.LISTED: state.seen.listed() is not None,
         Need.REPORT: state.seen.reports() is not None,
         Need.HANDLE_TABLES: not declared.tables_outside,

@@ -2,7 +2,7 @@
 
 free has no duplicates and lies in usable
 free & held = {}
-|usable| = |free| + |held| + |cached|
+|usable| = |free| + |held| + |cached| + |pending|
 num_free = |free|
 """
 
@@ -48,17 +48,20 @@ def judge_disjoint(state: State) -> Judgement:
 
 
 def judge_conserved(state: State) -> Judgement:
-    """Every usable block is free, held or cached, and the sums agree; counts entries, not sets."""
+    """Every usable block is free, held, cached or pending; counts entries, not sets."""
     snapshot, usable = state.seen.snapshot, state.setting.usable
     free = _free(state)
     held = sum(len(table) for table in state.seen.tables.values())
-    cached = len(snapshot.cached)
-    total = len(free) + held + cached
-    known = state.seen.held | snapshot.cached | set(free)
+    cached, pending = len(snapshot.cached), snapshot.pending
+    waiting = pending or {}
+    total = len(free) + held + cached + len(waiting)
+    known = state.seen.held.union(snapshot.cached, free, waiting)
     lost = usable - known
     if total == len(usable) and not lost:
         return HOLDS
     sums = f"free({len(free)}) + held({held}) + cached({cached})"
+    if pending is not None:
+        sums += f" + pending({len(pending)})"
     relation = "!=" if total != len(usable) else "="
     equation = f"{sums} {relation} usable({len(usable)})"
     if total > len(usable):
@@ -78,12 +81,12 @@ def _places(state: State, block: int) -> list[str]:
         *(["free"] if free == 1 else [f"free {free} times"] if free else []),
         *(f"held by request {r}" for r in owners(state, block)),
         *(["cached"] if block in state.seen.snapshot.cached else []),
+        *(["pending"] if block in (state.seen.snapshot.pending or ()) else []),
     ]
 
 
 def _count(state: State, block: int) -> int:
-    cached = block in state.seen.snapshot.cached
-    return _free(state).count(block) + len(owners(state, block)) + cached
+    return len(_places(state, block)) + max(0, _free(state).count(block) - 1)
 
 
 def judge_counted(state: State) -> Judgement:
@@ -94,7 +97,9 @@ def judge_counted(state: State) -> Judgement:
     if snapshot.free_blocks is not None:
         left, what = len(snapshot.free_blocks), "len(free_blocks)"
     else:
-        left, what = len(state.setting.usable - state.seen.held), "usable - held"
+        waiting = snapshot.pending or {}
+        left = len(state.setting.usable.difference(state.seen.held, waiting))
+        what = "usable - held - pending" if waiting else "usable - held"
     if counter == left:
         return HOLDS
     return Broken(f"num_free = {counter} != {left} = {what}")
@@ -117,8 +122,8 @@ PROPERTIES = (
     ),
     Property(
         "conservation",
-        "Every usable block is free, held or cached; none is lost and none counted twice.",
-        "usable = free + held + cached",
+        "Every usable block is free, held, cached or pending; none is lost or counted twice.",
+        "usable = free + held + cached + pending",
         EveryState(judge_conserved),
         frozenset({Need.FREE_LIST}),
     ),

@@ -137,6 +137,8 @@ def judge_listed(state: State) -> Judgement:
     listed, free = state.seen.listed(), state.seen.snapshot.free_blocks
     if listed is None or free is None:
         return VACUOUS
+    if isinstance(listed, Unreadable):
+        return Broken(f"free_blocks can't be read: {listed.message}")
     if listed == tuple(sorted(free)):
         return HOLDS
     return Broken(f"free_blocks = {show(listed)} != {show(sorted(free))} = sorted(snapshot)")
@@ -150,6 +152,8 @@ def judge_reads(state: State) -> Judgement:
     again = state.seen.again()
     if again is None:
         return VACUOUS
+    if isinstance(again, Unreadable):
+        return Broken(f"after reading, the snapshot can't be taken again: {again.message}")
     for f in fields(again):
         was, now = getattr(state.seen.snapshot, f.name), getattr(again, f.name)
         if was != now:

@@ -17,11 +17,13 @@ class Need(Enum):
     REF_COUNTS = "reference counts"
     REVERSE_MAP = "a reverse map"
     CAPACITIES = "capacities"
+    PENDING = "pending blocks"
     REPORT = "allocation_report"
     LISTED = "free_blocks beside a snapshot"
     HANDLE_TABLES = "tables in the handles"
     WRONG_USE = "a promise about wrong use"
     PEER = "a second target in lockstep"
+    FAULTS = "injected failure (--faults, one target at a time)"
 
 
 class Verdictless(Enum):

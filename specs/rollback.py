@@ -7,19 +7,36 @@ wrong use    =>  refused with a ValueError    (or silence, where declared)
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from pagedkv.declarations import Returns
 from pagedkv.protocol import Snapshot
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Judgement, Need, Property
 from pagedkv.specs.show import first_difference, show
 from pagedkv.specs.steps import Done, Grant, NoBlocks, Raised, Refuse, Refused, Step
 
 
-def _without_order(snapshot: Snapshot) -> dict[str, object]:
-    values: dict[str, object] = {f.name: getattr(snapshot, f.name) for f in fields(snapshot)}
-    if snapshot.free_blocks is not None:
-        values["free_blocks"] = tuple(sorted(snapshot.free_blocks))
-    return values
+def _without_time(was: Snapshot, now: Snapshot) -> Snapshot:
+    """`now` without what passing time did to pending blocks, if that is what changed."""
+    if was.pending is None or now.pending is None:
+        return now
+    left = was.pending.keys() & now.pending.keys()
+    ripe = was.pending.keys() - left
+    if left != now.pending.keys() or any(now.pending[b] > was.pending[b] for b in left):
+        return now
+    free, count = now.free_blocks, now.num_free
+    if free is not None:
+        if not ripe <= set(free):
+            return now
+        free = tuple(block for block in free if block not in ripe)
+    if count is not None:
+        count -= len(ripe)
+    return replace(now, pending=was.pending, free_blocks=free, num_free=count)
+
+
+def _without_order(snapshot: Snapshot) -> Snapshot:
+    free = snapshot.free_blocks
+    return snapshot if free is None else replace(snapshot, free_blocks=tuple(sorted(free)))
 
 
 def judge_unchanged(step: Step) -> Judgement:
@@ -27,10 +44,9 @@ def judge_unchanged(step: Step) -> Judgement:
     if step.granted:
         return VACUOUS
     before, after = step.before.seen, step.after.seen
-    if (
-        step.returned == step.given
-        and before.snapshot == after.snapshot
-        and before.handles == after.handles
+    if step.returned == step.given and (
+        step.after is step.before
+        or (before.snapshot == after.snapshot and before.handles == after.handles)
     ):
         return HOLDS
     own, what = step.command.request, f"{step.command} ended in: {step.outcome}"
@@ -40,12 +56,13 @@ def judge_unchanged(step: Step) -> Judgement:
             f"request {own}: {name} before {show(was)} != {show(now)} after; {what}", (), (own,)
         )
     if before.snapshot != after.snapshot:
-        loose = step.after.setting.declared.reorders_free
+        first, second = before.snapshot, after.snapshot
+        if step.after.setting.declared.late_calls:
+            second = _without_time(first, second)
+        if step.after.setting.declared.reorders_free:
+            first, second = _without_order(first), _without_order(second)
         for f in fields(Snapshot):
-            was, now = getattr(before.snapshot, f.name), getattr(after.snapshot, f.name)
-            if loose:
-                was = _without_order(before.snapshot)[f.name]
-                now = _without_order(after.snapshot)[f.name]
+            was, now = getattr(first, f.name), getattr(second, f.name)
             if was != now:
                 return Broken(f"{f.name} before {show(was)} != {show(now)} after; {what}")
     if before.handles != after.handles:
@@ -59,9 +76,10 @@ def judge_unchanged(step: Step) -> Judgement:
 
 def judge_exact(step: Step) -> Judgement:
     """Out of blocks exactly when the blocks are not there."""
-    due, available = step.expected, step.before.available
+    due = step.expected
     if not isinstance(due, Grant):
         return VACUOUS
+    available = step.before.available
     if isinstance(step.outcome, Done) and due.low > available:
         return Broken(f"{step.command} granted: needed({due.low}) > available({available})")
     if (
@@ -82,11 +100,12 @@ def judge_refused(step: Step) -> Judgement:
     due = step.expected
     if not isinstance(due, Refuse):
         return VACUOUS
-    match step.outcome:
-        case Refused() if not due.noop:
-            return HOLDS
-        case Done() if due.noop:
-            return HOLDS
+    if isinstance(step.outcome, Done if due.noop else Refused):
+        return HOLDS
+    ways = step.after.setting.declared.out_of_blocks
+    says_no = isinstance(step.outcome, NoBlocks) and any(isinstance(w, Returns) for w in ways)
+    if due.noop and says_no:  # What says "no" by its return value may say it to wrong use too.
+        return HOLDS
     want = "no effect and no error" if due.noop else "a ValueError"
     return Broken(
         f"{step.command}: {step.outcome} != {want}, since {due.why}",

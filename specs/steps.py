@@ -115,8 +115,8 @@ class Observation(NamedTuple):
     handles: Mapping[int, Handle]
     read: Callable[[], Contents]
     reports: Callable[[], Mapping[int, Report | Unreadable] | None]
-    again: Callable[[], Snapshot | None] = lambda: None
-    listed: Callable[[], tuple[int, ...] | None] = lambda: None
+    again: Callable[[], Snapshot | Unreadable | None] = lambda: None
+    listed: Callable[[], tuple[int, ...] | Unreadable | None] = lambda: None
 
     @property
     def tables(self) -> Mapping[int, tuple[int, ...]]:

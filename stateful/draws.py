@@ -21,7 +21,9 @@ def tiny(declared: Declarations) -> tuple[Geometry, ...]:
 
     Its two smallest block sizes where it can have none of these.
     """
-    sizes: Sequence[int] = [s for s in (1, 2, 3, 4) if declared.supports(1, s)]
+    sizes: Sequence[int] = [
+        s for s in (1, 2, 3, 4) if declared.block_sizes is None or s in declared.block_sizes
+    ]
     if not sizes:
         sizes = sorted(declared.block_sizes or ())[:2]
     return tuple(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.model import Model, Setting
@@ -12,6 +13,8 @@ from pagedkv.specs.steps import Contents, Handle, Observation, Report, State, Un
 from pagedkv.stateful.pool import Pool, Slot, TensorPool
 
 LONGEST = 300
+
+_T = TypeVar("_T")
 
 
 def told(error: BaseException) -> str:
@@ -58,18 +61,24 @@ def reconstruct(
     get: Callable[[Request], Any], request: Request, seq_len: int, width: int
 ) -> tuple[float, ...] | Unreadable:
     """One value per token of what `get` reads back, `[seq_len, width]`; changes nothing."""
-    try:
-        cache = get(request)
-        shape = tuple(cache.shape)
-        if shape != (seq_len, width):
-            return Unreadable(f"shape {list(shape)} != [{seq_len}, {width}]")
-        rows = cache.tolist()
-    except Exception as error:  # noqa: BLE001 - whatever a target raises is what was read
-        return Unreadable(f"{type(error).__name__}: {told(error)}")
+    rows = _attempt(partial(_rows, get, request, seq_len, width))
+    if isinstance(rows, Unreadable):
+        return rows
     for position, row in enumerate(rows):
         if any(value != row[0] for value in row):
             return Unreadable(f"position {position} reads {row}, from more than one token")
     return tuple([row[0] for row in rows])
+
+
+def _rows(
+    get: Callable[[Request], Any], request: Request, seq_len: int, width: int
+) -> list[list[float]] | Unreadable:
+    cache = get(request)
+    shape = tuple(cache.shape)
+    if shape != (seq_len, width):
+        return Unreadable(f"shape {list(shape)} != [{seq_len}, {width}]")
+    rows: list[list[float]] = cache.tolist()
+    return rows
 
 
 def reports_of(
@@ -81,11 +90,22 @@ def reports_of(
         return None
     reports: dict[int, Report | Unreadable] = {}
     for r in live:
-        try:
-            reports[r] = dict(own(handles[r]))
-        except Exception as error:  # noqa: BLE001 - whatever a target raises is its report
-            reports[r] = Unreadable(f"{type(error).__name__}: {told(error)}")
+        reports[r] = _attempt(partial(_report, own, handles[r]))
     return reports
+
+
+def _report(own: Callable[[Request], Report], request: Request) -> Report:
+    return dict(own(request))
+
+
+def _attempt(look: Callable[[], _T]) -> _T | Unreadable:
+    """What `look` gives, or what the target raised in it: a target may raise anything."""
+    try:
+        return look()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as said
+        return Unreadable(f"{type(error).__name__}: {told(error)}")
 
 
 class Observer:
@@ -152,13 +172,16 @@ class Observer:
         own = None if self.tensor is None else getattr(self.manager, "get_physical_cache", None)
         width = self.setting.geometry.head_dim
         read: dict[int, tuple[float, ...] | Unreadable] = {}
-        live, seen = self.last
-        for r, tags in live.items():
+        for r, tags in self.last[0].items():
             if own is None:
-                read[r] = self.pool.read(self.slots(r, seen.block_tables, len(tags)))
+                read[r] = self._read_slots(r, len(tags))
             else:
                 read[r] = reconstruct(own, self.handles[r], len(tags), width)
         return read
+
+    def _read_slots(self, request: int, seq_len: int) -> tuple[float, ...] | Unreadable:
+        tables = self.last[1].block_tables
+        return _attempt(lambda: self.pool.read(self.slots(request, tables, seq_len)))
 
     def reports(self) -> Mapping[int, Report | Unreadable] | None:
         """The allocation report of each live request; None where the manager makes none."""
@@ -166,13 +189,16 @@ class Observer:
             self._reports = reports_of(self.manager, self.handles, self.last[0])
         return self._reports
 
-    def again(self) -> Snapshot:
+    def again(self) -> Snapshot | Unreadable:
         """Another snapshot; changes nothing, if the manager keeps its word."""
-        return snapshot_of(self.manager, self.handles, self.last[0])
+        return _attempt(lambda: snapshot_of(self.manager, self.handles, self.last[0]))
 
-    def listed(self) -> tuple[int, ...] | None:
+    def listed(self) -> tuple[int, ...] | Unreadable | None:
         """The manager's `free_blocks` where its snapshot is another thing; else None."""
-        free = getattr(self.manager, "free_blocks", None)
-        if free is None or getattr(self.manager, "snapshot", None) is None:
+        if getattr(self.manager, "snapshot", None) is None:
             return None
-        return tuple(free)
+        return _attempt(self._free_blocks)
+
+    def _free_blocks(self) -> tuple[int, ...] | None:
+        free = getattr(self.manager, "free_blocks", None)
+        return None if free is None else tuple(free)

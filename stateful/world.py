@@ -134,7 +134,9 @@ class World:
             raise
         except BaseException as error:  # noqa: BLE001 - a target may raise anything
             what = f"{told(error)} (when it was observed after {command}: {outcome})"
-            outcome, after, observed = Raised(type(error).__name__, what), before, False
+            if outcome != Raised(type(error).__name__, told(error)):  # it would be said twice
+                outcome = Raised(type(error).__name__, what)
+            after, observed = before, False
             self._stand(here, before.seen.snapshot, before.seen.handles)
         if after.model.released and not self.setting.keeps_released:
             self._forget()

@@ -170,6 +170,7 @@ def test_a_snapshot_is_no_view_of_what_it_was_made_from():
     table, free = [1], [0]
     tables, lens, counts, capacities = ({0: table}, {0: 1}, {1: 1}, {0: 2})
     blocks, cached, reserved, entries = ({0, 1, 2, 3}, {2}, {3}, {Owned(0, 0, 1)})
+    pending = {4: 1}
     given: dict[str, Any] = {
         "block_tables": tables,
         "seq_lens": lens,
@@ -177,6 +178,7 @@ def test_a_snapshot_is_no_view_of_what_it_was_made_from():
         "blocks": blocks,
         "ref_counts": counts,
         "cached": cached,
+        "pending": pending,
         "reserved": reserved,
         "reverse_map": entries,
         "capacities": capacities,
@@ -192,6 +194,7 @@ def test_a_snapshot_is_no_view_of_what_it_was_made_from():
         blocks=frozenset({0, 1, 2, 3}),
         ref_counts={1: 1},
         cached=frozenset({2}),
+        pending={4: 1},
         reserved=frozenset({3}),
         reverse_map=frozenset({Owned(0, 0, 1)}),
         capacities={0: 2},
@@ -256,6 +259,25 @@ def test_lookahead_is_a_length():
         Declarations(lookahead=-1, because={"lookahead": "docs"})
     with pytest.raises(TypeError, match="lookahead must be an integer"):
         Declarations(lookahead=True, because={"lookahead": "docs"})
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("late_calls", 0), ("late_blocks", 0), ("pool_multiple", 1)]
+)
+def test_numbers_below_the_least_are_refused(name, least):
+    with pytest.raises(ValueError, match=f"{name} must be >= {least}"):
+        Declarations(**{name: least - 1}, because={name: "docs"})
+
+
+def test_pending_blocks_wait_for_calls_or_for_blocks_not_for_both():
+    because = {"late_calls": "docs", "late_blocks": "docs"}
+    with pytest.raises(ValueError, match=r"late_calls = 1 and late_blocks = 2 .* declare one"):
+        Declarations(late_calls=1, late_blocks=2, because=because)
+
+
+def test_a_pool_may_have_to_be_a_multiple():
+    declares = Declarations(pool_multiple=2, because={"pool_multiple": "docs"})
+    assert [n for n in range(1, 7) if declares.supports(n, 1)] == [2, 4, 6]
 
 
 @pytest.mark.parametrize(

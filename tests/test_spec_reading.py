@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pagedkv import KVCacheManager, Request, Snapshot, assert_holds
@@ -70,3 +72,44 @@ def test_it_is_caught_in_a_real_manager(factory, name):
     with pytest.raises(AssertionError, match=name):
         assert_holds(factory, [PREFILL], num_blocks=3, block_size=1, property=name)
     assert_holds(KVCacheManager, [PREFILL], num_blocks=3, block_size=1, property=name)
+
+
+class OnlyOnce(KVCacheManager):
+    """Its snapshot and its list of free blocks can be taken once after each call."""
+
+    once = True
+
+    def allocate_for_prefill(self, req: Request) -> None:
+        super().allocate_for_prefill(req)
+        self.once = True
+
+    def snapshot(self) -> Snapshot:
+        if not self.once:
+            raise SystemExit("no second one")
+        self.once = not self._live
+        return super().snapshot()
+
+
+class NoList(KVCacheManager):
+    """Its list of free blocks can't be had while a request is live."""
+
+    @property
+    def free_blocks(self) -> list[int]:
+        if self._live:
+            raise LookupError("mislaid")
+        return super().free_blocks
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (
+            OnlyOnce,
+            "reads-pure: after reading, the snapshot can't be taken again: SystemExit: no second",
+        ),
+        (NoList, "free-listed: free_blocks can't be read: LookupError: mislaid"),
+    ],
+)
+def test_what_a_target_raises_while_it_is_read_is_a_violation(factory, words):
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        assert_holds(factory, [PREFILL], num_blocks=2, block_size=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import declaring, handle, message, setting, state, step
+from pagedkv import Returns
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken
 from pagedkv.specs.rollback import judge_answered, judge_exact, judge_refused, judge_unchanged
@@ -225,6 +226,20 @@ def test_wrong_use_that_is_declared_silent_must_be_silent():
         "misuse(0, decode-released): refused (no) != no effect and no error, "
         "since the request was released"
     )
+
+
+def test_where_a_value_says_no_it_may_say_so_to_silent_wrong_use():
+    silent = Refuse(noop=True, why="the request was released")
+    no = NoBlocks("returned False")
+
+    def judged(due, declared):
+        seen = state({0: 4}, {0: (0, 1)}, within=setting(declared=declared))
+        return judge_refused(step(Misuse(0, "prefill-live"), seen, seen, expected=due, outcome=no))
+
+    by_value = declaring(out_of_blocks=(Returns(False),))
+    assert judged(silent, by_value) is HOLDS
+    assert "!= no effect and no error" in message(judged(silent, declaring()))
+    assert "!= a ValueError" in message(judged(Refuse(noop=False, why="it is live"), by_value))
 
 
 @pytest.mark.parametrize("outcome", [DONE, OOM], ids=["granted", "out of blocks"])

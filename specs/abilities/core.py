@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from pagedkv.protocol import PagedKVManager, Request
-from pagedkv.specs import contents, free_list, goals, index, lengths, rollback, tables
+from pagedkv.specs import contents, free_list, goals, index, lengths, pending, rollback, tables
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo, nothing_to_undo
 from pagedkv.specs.model import Model, Setting
@@ -157,7 +157,26 @@ _WHY: dict[Kind, str] = {
 }
 _FRESH = frozenset(("decode-fresh", "release-fresh", "release-stolen"))
 _OPERATION: dict[Kind, str] = {kind: kind.partition("-")[0] for kind in KINDS}
-_FORGED = frozenset(kind for kind in KINDS if "table" in _WHY[kind])
+
+
+def _other(state: State, own: int) -> tuple[int, ...]:
+    """Another request's table: the lowest table, not the lowest name; names must play no part."""
+    return min((table for r, table in state.seen.tables.items() if r != own), default=())
+
+
+def _free(state: State, _own: int) -> list[int]:
+    return sorted(state.setting.usable - state.seen.held)[:1]
+
+
+_FORGE: dict[Kind, Callable[[State, int], Iterable[int]]] = {
+    "release-duplicate": lambda state, own: state.seen.tables.get(own, ())[:1],
+    "release-out-of-range": lambda state, _own: (max(state.setting.usable) + 1,),
+    "release-negative": lambda _state, _own: (-1,),
+    "release-free": _free,
+    "release-foreign": lambda state, own: _other(state, own)[:1],
+    "release-stolen": _other,
+}
+"""What is put behind the request's own table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,37 +212,19 @@ class Misuse(Command):
         back = nothing_to_undo
         if self.kind in _FRESH:
             back = _put(handles, self.request, Request(self.request, 1))
-        if self.kind not in _FORGED:
+        forge = _FORGE.get(self.kind)
+        if forge is None:
             return back
         request = handles[self.request]
         original = request.block_table
-        request.block_table = self._forge(state)
+        own = state.seen.tables.get(self.request, ())
+        request.block_table = [*own, *forge(state, self.request)]
 
         def undo() -> None:
             request.block_table = original
             back()
 
         return undo
-
-    def _forge(self, state: State) -> list[int]:
-        tables, own = state.seen.tables, self.request
-        table = list(tables.get(own, ()))
-        # The one with the lowest table, not the lowest name: names must play no part.
-        other = min((r for r in tables if r != own), key=lambda r: tables[r], default=own)
-        match self.kind:
-            case "release-duplicate":
-                return [*table, *table[:1]]
-            case "release-out-of-range":
-                return [*table, max(state.setting.usable) + 1]
-            case "release-negative":
-                return [*table, -1]
-            case "release-free":
-                free = sorted(state.setting.usable - state.seen.held)
-                return [*table, *free[:1]]
-            case "release-foreign":
-                return [*table, *tables.get(other, ())[:1]]
-            case _:
-                return list(tables.get(other, ()))
 
     def perform(self, manager: PagedKVManager, request: Request) -> object:
         match self.operation:
@@ -306,6 +307,7 @@ CORE = Ability(
     properties=(
         *tables.PROPERTIES,
         *free_list.PROPERTIES,
+        *pending.PROPERTIES,
         *lengths.PROPERTIES,
         *rollback.PROPERTIES,
         *contents.PROPERTIES,
