@@ -14,25 +14,28 @@ from test_managers import Nth, admit, key_of
 
 
 def invariants(manager):
-    """The equations at the head of pagedkv/arrays.py, as code."""
+    """The equations at the head of pagedkv/rows.py, as code."""
     free = manager._free[: manager._num_free].tolist()
     held = []
     for name, row in manager._rows.items():
         handle = manager._handles[row]
+        assert (name, manager._table(row)) == (handle.request_id, handle.block_table)
+        assert handle.seq_len == manager._lengths[row]
+    live_rows = np.flatnonzero(manager._lengths).tolist()
+    for row in live_rows:
         blocks = manager._tables[row, : manager._counts[row]].tolist()
-        assert (name, blocks) == (handle.request_id, handle.block_table)
         assert sorted(blocks) == np.flatnonzero(manager._owner == row).tolist()
         assert -(-int(manager._lengths[row]) // manager.block_size) == len(blocks)
-        assert handle.seq_len == manager._lengths[row]
         held += blocks
     assert sorted(free + held) == list(range(manager.num_blocks))
     assert sorted(free) == np.flatnonzero(manager._owner == NOBODY).tolist()
     free_rows = manager._free_rows[: manager._num_free_rows].tolist()
-    live_rows = list(manager._rows.values())
+    assert set(live_rows) >= set(manager._rows.values())
     arrays = (manager._lengths, manager._counts, manager._free_rows, manager._handles)
     assert {len(array) for array in arrays} == {manager._tables.shape[0]}
     assert sorted(free_rows + live_rows) == list(range(len(manager._counts)))
-    assert [manager._handles[row] for row in free_rows] == [None] * len(free_rows)
+    nameless = set(range(len(manager._counts))) - set(manager._rows.values())
+    assert [manager._handles[row] for row in nameless] == [None] * len(nameless)
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 1), (5, 1), (16, 3)])
@@ -73,10 +76,12 @@ def test_the_last_freed_blocks_come_first_in_the_order_of_their_table():
 # ------------------------------------------------------------------ arrays
 
 
-def test_all_bookkeeping_is_int32():
+def test_all_bookkeeping_is_int32_but_the_free_stack_which_is_an_index():
     manager = ArrayKVCacheManager(5, 1, 1)
     admit(manager, 3, 1)
-    assert {np.dtype(np.int32)} == {getattr(manager, n).dtype for n in ArrayKVCacheManager._ARRAYS}
+    types = {name: getattr(manager, name).dtype for name in ArrayKVCacheManager._ARRAYS}
+    assert types.pop("_free") == np.intp
+    assert {np.dtype(np.int32)} == set(types.values())
 
 
 def test_bookkeeping_takes_at_most_sixteen_bytes_a_block_and_four_a_table_entry():
@@ -84,7 +89,7 @@ def test_bookkeeping_takes_at_most_sixteen_bytes_a_block_and_four_a_table_entry(
     admit(manager, *[64] * 64)
     per_block = manager._free.nbytes + manager._owner.nbytes
     per_row = manager._lengths.nbytes + manager._counts.nbytes + manager._free_rows.nbytes
-    assert per_block == 8 * 4096
+    assert per_block == 12 * 4096
     assert (manager._tables.nbytes, per_row) == (4 * 64 * 64, 12 * 64)
 
 
