@@ -128,22 +128,24 @@ class ByHand(RuleBasedStateMachine):
             assert self.manager.get_physical_cache(req).flatten().tolist() == self.dense[name]
 
 
+def by_hand(examples: int) -> settings:
+    """What both machines run with: so many histories of 50 steps, none of them shrunk."""
+    return settings(
+        max_examples=examples,
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 def machine(examples: int) -> tuple[int, float]:
     """Steps of the hand-written machine, and seconds."""
     ByHand.steps = 0
     start = process_time()
-    run_state_machine_as_test(
-        ByHand,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=50,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_state_machine_as_test(ByHand, settings=by_hand(examples))
     return ByHand.steps, process_time() - start
 
 
