@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagedkv.declarations import Declarations
 from pagedkv.specs.model import Geometry
@@ -43,8 +43,9 @@ class Profile:
     seconds: the budget per target. depth: a search that was stopped must have tried every
     history up to this many commands, or the verdict is unknown. examples, steps: random histories
     and their length. derandomised: the same histories in every run unless a seed is given.
-    pair_requests: live requests where two targets run in lockstep. engine_blocks: the largest
-    pool for targets that declare `engine`.
+    pair_requests, pair_blocks: live requests and the largest pool where two targets run in
+    lockstep: the product of two allocators that hand out in another order has many more states.
+    engine_blocks: the largest pool for targets that declare `engine`.
     """
 
     name: str
@@ -54,19 +55,24 @@ class Profile:
     steps: int
     derandomised: bool
     pair_requests: int
+    pair_blocks: int
     engine_blocks: int
 
     def scopes(self, declared: Declarations, *, pair: bool) -> tuple[Scope, ...]:
         """What is searched, the main scope first, then the one that keeps released handles."""
-        requests = self.pair_requests if pair else 3
-        main, kept = FIXED, tuple(g for g in FIXED if g.num_blocks <= 3)
+        requests, kept = 3, tuple(g for g in FIXED if g.num_blocks <= 3)
+        main = FIXED
+        if pair:
+            requests = self.pair_requests
+            main = tuple(g for g in FIXED if g.num_blocks <= self.pair_blocks)
         if declared.engine:
             requests = 2
             main = kept = tuple(
                 g for g in FIXED if g.num_blocks <= self.engine_blocks and g.block_size <= 2
             )
+        whole = main == FIXED and requests == 3
         return (
-            Scope("fixed" if requests == 3 else "small", _possible(main, declared), requests),
+            Scope("fixed" if whole else "small", _possible(main, declared), requests),
             Scope("resume", _possible(kept, declared), 2, keeps_released=True),
         )
 
@@ -81,13 +87,22 @@ def _possible(geometries: tuple[Geometry, ...], declared: Declarations) -> tuple
     return tuple(Geometry(n, smallest) for n in pools if declared.supports(n, smallest))
 
 
+_QUICK = Profile("quick", 30.0, 4, 100, 50, True, pair_requests=2, pair_blocks=3, engine_blocks=3)
 PROFILES: Mapping[str, Profile] = {
-    profile.name: profile
-    for profile in (
-        Profile("quick", 30.0, 4, 100, 50, True, pair_requests=2, engine_blocks=3),
-        Profile("ci", 60.0, 5, 200, 50, True, pair_requests=3, engine_blocks=3),
-        Profile("nightly", 600.0, 6, 5000, 100, False, pair_requests=3, engine_blocks=4),
-    )
+    "quick": _QUICK,
+    "ci": replace(_QUICK, name="ci", seconds=60.0, depth=5, examples=200, pair_requests=3),
+    "nightly": replace(
+        _QUICK,
+        name="nightly",
+        seconds=600.0,
+        depth=6,
+        examples=5000,
+        steps=100,
+        derandomised=False,
+        pair_requests=3,
+        pair_blocks=4,
+        engine_blocks=4,
+    ),
 }
 
 

@@ -250,7 +250,7 @@ class Tiny(Profile):
         return Scope("fixed", pools, 3), Scope("resume", pools, 2, keeps_released=True)
 
 
-TINY = Tiny("quick", 1.0, 3, 8, 30, True, pair_requests=2, engine_blocks=3)
+TINY = Tiny("quick", 1.0, 3, 8, 30, True, pair_requests=2, pair_blocks=3, engine_blocks=3)
 
 
 def worlds(
