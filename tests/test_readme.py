@@ -46,6 +46,18 @@ def test_the_example_breaks_as_the_readme_shows(example):
     assert "pagedkv.assert_holds(" in done.stdout
 
 
+def test_the_picture_is_of_the_example(example):
+    check = [sys.executable, "-m", "pagedkv", "check", "mymodule:MyManager", "--budget", "10"]
+    run([*check, "--property", "table-cover", "--traces", "traces"], example)
+    (trace,) = (example / "traces").iterdir()
+    done = run(
+        [sys.executable, "-m", "pagedkv", "replay", str(trace), "--svg", "picture.svg"], example
+    )
+    assert done.returncode == 1, done.stderr
+    (shown,) = re.findall(r"!\[[^]]*\]\((.*?)\)", TEXT)
+    assert (README.parent / shown).read_text() == (example / "picture.svg").read_text()
+
+
 def without_counts(line: str) -> str:
     return re.sub(r"\d+ state\(s\) searched", "N states", line)
 
