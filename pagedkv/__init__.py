@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from pagedkv.reference import KVCacheManager
     from pagedkv.stateful.report import Report
+    from pagedkv.suite import parametrize_with_checks
 
 _HOME = {
     "AlreadyHolding": "pagedkv.protocol",
@@ -50,6 +51,7 @@ _HOME = {
     "check": "pagedkv.api",
     "contiguous_waste": "pagedkv.ledger",
     "estimate_kv_cache_bytes": "pagedkv.ledger",
+    "parametrize_with_checks": "pagedkv.suite",
 }
 
 __version__ = "0.1.0"
@@ -76,6 +78,7 @@ __all__ = [
     "check",
     "contiguous_waste",
     "estimate_kv_cache_bytes",
+    "parametrize_with_checks",
 ]
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.catalogue import PROPERTIES, command_from_json, offered
+from pagedkv.specs.commands import Command
+from pagedkv.specs.faults import UNDER_FAULT, Fault, fault_from_json
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.campaign import Plan, Subject, run_campaign
+from pagedkv.stateful.injecting import rerun_under_fault
 from pagedkv.stateful.processes import Update, run_all
 from pagedkv.stateful.profiles import PROFILES, Scope
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Report, TargetReport
 from pagedkv.stateful.target import CannotDrive
-from pagedkv.targets import Pair, Target, resolve
+from pagedkv.targets import Pair, Target, isolated, resolve
 
 Factory = Callable[[int, int, int], PagedKVManager]
 
@@ -27,7 +31,10 @@ class Options:
 
     profile: "quick", "ci" or "nightly". seed: of the random histories; None is the profile's.
     budget: seconds per target; None is the profile's. properties: ids to judge; empty is all.
-    expected_failures: property id -> reason. Raises ValueError for a value that is none.
+    expected_failures: property id -> reason. expected_of: further ones, of the target that is
+    named. isolate: Python targets run in processes of their own, as programs do, so that a call
+    that ends its process is an answer. faults: calls inside the target are made to fail too, as
+    they also are if that property is chosen. Raises ValueError for a value that is none.
     """
 
     profile: str = "quick"
@@ -35,15 +42,29 @@ class Options:
     budget: float | None = None
     properties: tuple[str, ...] = ()
     expected_failures: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    expected_of: Mapping[str, Mapping[str, str]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    isolate: bool = False
+    faults: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
             raise ValueError(f"profile {self.profile!r} is none of {', '.join(PROFILES)}")
         if self.budget is not None and not self.budget > 0:
             raise ValueError(f"budget = {self.budget} must be a number of seconds > 0")
-        for name in (*self.properties, *self.expected_failures):
+        of_one = (name for expected in self.expected_of.values() for name in expected)
+        for name in (*self.properties, *self.expected_failures, *of_one):
             if name not in PROPERTIES:
                 raise ValueError(f"{name!r} is no property; they are {', '.join(PROPERTIES)}")
+        if self.isolate and self.faults:
+            raise ValueError("calls can only be made to fail in this process; leave out isolate")
+
+    def seeded(self) -> Options:
+        """The same, with a seed drawn now where the profile has none of its own."""
+        if self.seed is not None or PROFILES[self.profile].derandomised:
+            return self
+        return replace(self, seed=secrets.randbelow(2**32))
 
     def plan(self) -> Plan:
         """The campaign's plan; changes nothing."""
@@ -55,6 +76,8 @@ class Options:
             seed=self.seed,
             properties=self.properties,
             expected=dict(self.expected_failures),
+            expected_of={name: dict(expected) for name, expected in self.expected_of.items()},
+            faults=self.faults or UNDER_FAULT.id in self.properties,
         )
 
 
@@ -69,6 +92,10 @@ def _subject_of(name: str) -> Subject:
     return subject(resolve(name))
 
 
+def _isolated_subject_of(name: str) -> Subject:
+    return subject(isolated(name))
+
+
 def check_targets(
     targets: Sequence[Target | Pair],
     options: Options,
@@ -76,7 +103,8 @@ def check_targets(
 ) -> Report:
     """Check named targets, each in a process of its own; changes nothing else."""
     names = [target.name for target in targets]
-    return Report(tuple(run_all(names, _subject_of, options.plan(), on_progress)))
+    subject_of = _isolated_subject_of if options.isolate else _subject_of
+    return Report(tuple(run_all(names, subject_of, options.plan(), on_progress)))
 
 
 def check(
@@ -87,13 +115,16 @@ def check(
     budget: float | None = None,
     properties: Iterable[str] = (),
     expected_failures: Mapping[str, str] | None = None,
+    faults: bool = False,
 ) -> Report:
     """Check one target in this process and return its report; changes nothing else.
 
     target: a built-in name, "module:attribute", or a callable
-    `(num_blocks, block_size, head_dim) -> manager`. Raises ValueError for bad arguments.
+    `(num_blocks, block_size, head_dim) -> manager`. faults: calls inside it are made to fail too,
+    in another process if that can import it. Raises ValueError for bad arguments.
     """
-    options = Options(profile, seed, budget, tuple(properties), expected_failures or {})
+    expected = expected_failures or {}
+    options = Options(profile, seed, budget, tuple(properties), expected, faults=faults)
     return Report((run_campaign(_as_subject(target), options.plan()),))
 
 
@@ -116,12 +147,15 @@ def assert_holds(
     block_size: int,
     head_dim: int = 1,
     property: str | None = None,
+    fault: Mapping[str, object] | None = None,
 ) -> None:
     """Run one history on a fresh target; changes nothing else.
 
     commands: as in a report, such as {"op": "prefill", "request": 0, "tokens": 1}. property: the
-    one to judge; None is all. Raises AssertionError with the equation that breaks, ValueError for
-    an unknown property, a malformed command, or one that makes no sense where it stands.
+    one to judge; None is all. fault: which call inside them fails, as in a report, such as
+    {"step": 1, "call": 2, "mode": "once"}; what it leaves behind is judged then. Raises
+    AssertionError with the equation that breaks, ValueError for an unknown property, a malformed
+    command, or one that makes no sense where it stands.
     """
     chosen = Options(properties=() if property is None else (property,)).plan().chosen()
     geometry = Geometry(num_blocks, block_size, head_dim)
@@ -133,6 +167,9 @@ def assert_holds(
         world = checked.world(scope, geometry)
     except CannotDrive as error:
         raise ValueError(str(error)) from error
+    if fault is not None:
+        _assert_stands(checked, geometry, history, fault_from_json(dict(fault)))
+        return
     judge = Judge(chosen, offered(*world.states))
     ran = replay(lambda: checked.world(scope, geometry), history, judge)
     if ran.violations:
@@ -142,3 +179,14 @@ def assert_holds(
     if len(ran.commands) < len(history):
         left = next(c for i, c in enumerate(history) if ran.commands[i : i + 1] != (c,))
         raise ValueError(f"{left} makes no sense where it stands: see what came before it")
+
+
+def _assert_stands(
+    checked: Subject, geometry: Geometry, history: Sequence[Command], fault: Fault
+) -> None:
+    broken = rerun_under_fault(checked, geometry, tuple(history), fault)
+    if broken is not None:
+        run = ", ".join(map(str, history))
+        raise AssertionError(
+            f"{UNDER_FAULT.id}: {broken.message}\nafter {run} in a pool of {geometry}"
+        )

@@ -1,4 +1,4 @@
-"""What can be checked: the built-in targets, anything as `module:attribute`, and two in lockstep.
+"""What can be checked: the built-in targets, anything as `module:attribute`, programs, and pairs.
 
 Whatever is wrong with a name, and with the code behind it, is one `BadTarget` of one line.
 """
@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import shlex
+import shutil
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pagedkv.declarations import Declarations
 from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.world import World
+
+if TYPE_CHECKING:
+    from pagedkv.driver.client import Driver
 
 METHODS = ("allocate_for_prefill", "allocate_for_decode", "release_request")
 
@@ -107,19 +112,48 @@ def default_targets() -> tuple[Target | Pair, ...]:
 
 
 def resolve(spec: str) -> Target | Pair:
-    """The target that `spec` names: a built-in, `module:attribute`, or two joined by `+`.
+    """The target that `spec` names: a built-in, `module:attribute`, `exec:COMMAND`, or two
+    joined by `+`.
 
-    Imports the module with the current folder on the path, where it stays, and makes one manager
-    to see whether it can be driven. Raises BadTarget.
+    Imports the module with the current folder on the path, where it stays, or starts the program,
+    and makes one manager to see whether it can be driven. Raises BadTarget.
     """
-    if spec.startswith("exec:"):
-        _bad(spec, "programs behind exec: can't be checked; give a Python module:attribute")
-    if "+" not in spec:
-        return _resolve_one(spec)
-    names = spec.split("+")
+    return _resolved(spec, _resolve_one)
+
+
+def isolated(spec: str) -> Target | Pair:
+    """The same target, in a process of its own, where it may also die. Raises BadTarget."""
+    return _resolved(spec, lambda name: _resolve_one(name if is_apart(name) else ISOLATE + name))
+
+
+def is_apart(spec: str) -> bool:
+    """Whether the target runs in a process of its own anyway, and none of it in this one."""
+    return all(name.startswith((EXEC, ISOLATE)) for name in _split(spec))
+
+
+EXEC, ISOLATE = "exec:", "isolate:"
+"""What the names of programs begin with, and those of Python targets in processes of their own."""
+
+
+def _split(spec: str) -> list[str]:
+    """The names of a pair, or the one; what follows exec: is a command, plus signs and all."""
+    if spec.startswith(EXEC):
+        first, plus, second = spec.partition("+" + EXEC)
+        return [first, EXEC + second] if plus else [spec]
+    first, plus, second = spec.partition("+")
+    if not plus:
+        return [spec]
+    return [first, second] if second.startswith(EXEC) else spec.split("+")
+
+
+def _resolved(spec: str, resolve_one: Callable[[str], Target]) -> Target | Pair:
+    names = _split(spec)
+    if len(names) == 1:
+        return replace(resolve_one(spec), name=spec)
     if len(names) != 2 or not all(names):
         _bad(spec, "a pair in lockstep is exactly two targets, like reference+array")
-    return Pair(_resolve_one(names[0]), _resolve_one(names[1]))
+    first, second = map(resolve_one, names)
+    return Pair(replace(first, name=names[0]), replace(second, name=names[1]))
 
 
 def verified(name: str, factory: Any) -> Target:
@@ -148,6 +182,10 @@ _A_TARGET = "a target is a callable (num_blocks, block_size, head_dim) -> manage
 
 
 def _resolve_one(spec: str) -> Target:
+    if spec.startswith(EXEC):
+        return _program(spec)
+    if spec.startswith(ISOLATE):
+        return _isolated(spec)
     builtin = next((builtin for builtin in BUILTINS if builtin.name == spec), None)
     if builtin is not None:
         return _resolve_builtin(builtin)
@@ -163,6 +201,51 @@ def _resolve_one(spec: str) -> Target:
         _bad(spec, f"name the module as an import does, like {name}:{attribute or 'MyManager'}")
     module = _import(spec, module_name)
     return verified(spec, _attribute(spec, module, attribute))
+
+
+def _program(spec: str) -> Target:
+    """A program that speaks the line protocol, started in the current folder."""
+    from pagedkv.driver.client import Driver
+
+    try:
+        command = shlex.split(spec.removeprefix(EXEC))
+    except ValueError as error:
+        _bad(spec, f"can't be read as a command: {error}", error)
+    if not command:
+        _bad(spec, "names no program; give one, like exec:./driver")
+    if shutil.which(command[0]) is None:
+        there = Path(command[0]).exists()
+        why = "is not executable; try chmod +x" if there else "is no program, here or on the PATH"
+        _bad(spec, f"{command[0]} {why}")
+    return _verified(spec, Driver(command))
+
+
+def _verified(spec: str, driver: Driver) -> Target:
+    """The target of a driver that makes a manager; no process of it is left waiting."""
+    try:
+        return verified(spec, driver)
+    finally:
+        driver.close()
+
+
+def _isolated(spec: str) -> Target:
+    """A Python target in a process of its own, which says whatever is wrong with it."""
+    from pagedkv.driver.client import Driver
+    from pagedkv.driver.history import CantBeHad
+
+    name = spec.removeprefix(ISOLATE)
+    if not name or name.startswith((EXEC, ISOLATE)):
+        _bad(spec, f"isolates nothing; give a Python target, like {ISOLATE}mymodule:MyManager")
+    seconds = 30.0  # unlike the author of a driver, nobody has thought about how long it takes
+    command = (sys.executable, "-m", "pagedkv.driver.server", name)
+    try:
+        return _verified(spec, Driver(command, seconds=seconds))
+    except BadTarget as error:
+        cause = error.__cause__ and error.__cause__.__cause__
+        start = f"target {name!r}: "
+        if isinstance(cause, CantBeHad) and str(cause).startswith(start):  # not about a size
+            _bad(spec, str(cause).removeprefix(start), cause)
+        raise
 
 
 def _resolve_builtin(builtin: Builtin) -> Target:

@@ -16,7 +16,14 @@ from rich.text import Text
 
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.properties import Sometimes
-from pagedkv.stateful.report import Counterexample, PropertyResult, Report, TargetReport, Verdict
+from pagedkv.stateful.report import (
+    Counterexample,
+    Injection,
+    PropertyResult,
+    Report,
+    TargetReport,
+    Verdict,
+)
 from pagedkv.stateful.reproducer import pytest_function
 from pagedkv.stateful.text import by_history, counterexamples_text, plain, together
 
@@ -68,6 +75,8 @@ def show_target(console: Console, target: TargetReport) -> None:
         console.print(f"  searched: {target.coverage.scope}")
     for doubt in target.coverage.doubts:
         console.print(f"  not relied on: {plain(doubt)}")
+    if target.injection is not None:
+        console.print(f"  calls made to fail: {_failed(target.injection)}")
     console.print()
     _show_properties(console, target)
     for group in by_history(target.counterexamples):
@@ -113,6 +122,23 @@ def _headline(target: TargetReport) -> Text:
         (verdict, _STYLES[target.verdict]),
         f", {', '.join(facts)}, {target.seconds:.1f} s",
     )
+
+
+def _failed(injection: Injection) -> str:
+    """What was tried, and all that was not."""
+    points, places = count(injection.points, "call"), count(injection.places, "place")
+    commands, states = count(injection.commands, "command"), count(injection.states, "state")
+    facts = [
+        f"{points} of {places}, once and for good, in {commands} from {states}",
+        "none left out" if injection.stopped is None else f"stopped ({plain(injection.stopped)})",
+    ]
+    if injection.spared:
+        facts.append(f"{count(injection.spared, 'exit')} of with blocks or locks left alone")
+    if injection.retried:
+        facts.append(f"{count(injection.retried, 'time')} retried until calls got through again")
+    if injection.unseen:
+        facts.append(f"{count(injection.unseen, 'failure')} swallowed, what came after not seen")
+    return "; ".join(facts)
 
 
 def _show_properties(console: Console, target: TargetReport) -> None:

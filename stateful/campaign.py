@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
+from typing import Literal
 
 from pagedkv.declarations import Declarations
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.commands import Command
+from pagedkv.specs.faults import UNDER_FAULT
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
-from pagedkv.specs.properties import Property, Violation
+from pagedkv.specs.properties import Need, Property, Violation
 from pagedkv.stateful.examples import example_of
 from pagedkv.stateful.explorer import (
     INTERRUPTED,
@@ -24,6 +26,7 @@ from pagedkv.stateful.explorer import (
     Progress,
     explore,
 )
+from pagedkv.stateful.injecting import Injected, Task, inject_apart
 from pagedkv.stateful.lockstep import Lockstep
 from pagedkv.stateful.minimise import Minimiser
 from pagedkv.stateful.profiles import FIXED, Profile, Scope, fixed_scope
@@ -34,6 +37,7 @@ from pagedkv.stateful.report import (
     Proof,
     Shortest,
     TargetReport,
+    Unfinished,
 )
 from pagedkv.stateful.target import CannotDrive, Factory
 from pagedkv.stateful.trust import System, varies
@@ -46,15 +50,18 @@ Listener = Callable[[str, Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked: one factory, or two in lockstep."""
+    """What is checked: one factory, or two in lockstep. maker: of their worlds."""
 
     name: str
     factories: tuple[Factory, ...]
+    maker: Callable[..., World] = World
 
     def world(self, scope: Scope, geometry: Geometry) -> System:
         """A fresh system for one geometry of a scope. Raises CannotDrive."""
         worlds = [
-            World(factory, geometry, requests=scope.requests, keeps_released=scope.keeps_released)
+            self.maker(
+                factory, geometry, requests=scope.requests, keeps_released=scope.keeps_released
+            )
             for factory in self.factories
         ]
         return worlds[0] if len(worlds) == 1 else Lockstep(*worlds)
@@ -76,12 +83,19 @@ class Subject:
         raise refused
 
 
+Until = Literal["all", "first"]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a subject is checked.
 
     seconds: the budget. hard: it holds even if the profile's depth was not reached by then.
-    properties: ids to judge; empty is all. expected: known failures, property id -> reason.
+    properties: ids to judge; empty is all. until: "first" ends with one shortest history that
+    breaks something, and looks for nothing else that is broken.
+    expected: known failures, property id -> reason. expected_of: further ones, of the target that
+    is named. faults: calls inside the target are made to fail too, for as much time again, or half
+    of a hard budget.
     """
 
     profile: Profile
@@ -89,7 +103,15 @@ class Plan:
     hard: bool = False
     seed: int | None = None
     properties: tuple[str, ...] = ()
+    until: Until = "all"
     expected: Mapping[str, str] = field(default_factory=dict)
+    expected_of: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    faults: bool = False
+
+    def of(self, target: str) -> Plan:
+        """The plan for this target, all of whose known failures are `expected`."""
+        expected = {**self.expected, **self.expected_of.get(target, {})}
+        return replace(self, expected=expected, expected_of={})
 
     def chosen(self) -> tuple[Property, ...]:
         """The properties to judge."""
@@ -104,7 +126,7 @@ def run_campaign(
     """Check one subject; changes nothing but the targets it makes."""
     start = monotonic()
     try:
-        return _Campaign(subject, plan, on_progress, start).run()
+        return _Campaign(subject, plan.of(subject.name), on_progress, start).run()
     except CannotDrive as error:
         coverage = Coverage(0, 0, 0, exhausted=False, stopped=str(error))
         return TargetReport(
@@ -116,6 +138,8 @@ class _Campaign:
     """The steps of one campaign; `_evaluations` counts over all of them."""
 
     def __init__(self, subject: Subject, plan: Plan, listener: Listener, start: float) -> None:
+        if plan.faults and plan.hard:
+            plan = replace(plan, seconds=plan.seconds / 2)
         self._subject, self._plan, self._listener, self._start = subject, plan, listener, start
         fresh = subject.probe()
         self._declared = fresh.setting.declared
@@ -128,29 +152,33 @@ class _Campaign:
 
     def run(self) -> TargetReport:
         plan = self._plan
-        # Proofs are over the main scope: it may have most of the time.
         if (difference := self._difference()) is not None:
             # What is found in a target that says two things is not worth reporting.
             raise CannotDrive(f"{VARIES}: two fresh targets: {difference}")
-        explored: list[Exploration] = []
-        for scope, (start, end) in zip(self._scopes, ((0.0, 0.75), (0.75, 0.85)), strict=True):
-            if not _interrupted(explored):
-                explored.append(self._explore(scope, self._limits(start, end)))
+        explored = self._search()
         found = _shortest(explored)
+        if plan.until == "first" and found:
+            first = min(map(_order, found.values()))
+            found = {name: one for name, one in found.items() if _order(one) == first}
         examples = [self._proven(found[name], explored) for name in sorted(found)]
         randomly = _Random()
-        if all(PROPERTIES[name].redundant for name in found) and not _interrupted(explored):
+        if self._goes_on(found) and not _interrupted(explored):
             randomly = self._beside(found, explored)
         examples += randomly.examples
+        injected = self._injected(found, explored)
+        if injected is not None and injected.example is not None:
+            expected = UNDER_FAULT.id in plan.expected
+            examples.append(replace(injected.example, expected=expected))
         evidence = Evidence(
             properties=plan.chosen(),
-            offered=self._offered,
+            offered=self._offered | ({Need.FAULTS} if injected else set()),
             declared=self._declared,
             evaluations=self._evaluations,
             broken={example.property for example in examples},
             exhausted=all(exploration.exhausted for exploration in explored),
             unfinished=randomly.trouble or _unfinished(explored, plan.profile.depth),
             expected=plan.expected,
+            doubted={UNDER_FAULT.id: injected.trouble} if injected and injected.trouble else {},
         )
         verdict, reason, results = judge_target(evidence)
         return TargetReport(
@@ -161,7 +189,61 @@ class _Campaign:
             counterexamples=tuple(examples),
             coverage=self._coverage(explored, randomly.steps),
             seconds=monotonic() - self._start,
+            injection=injected.injection if injected else None,
         )
+
+    def _injected(self, found: Mapping[str, Found], explored: list[Exploration]) -> Injected | None:
+        """What failing calls bring; None where none are to fail."""
+        plan = self._plan
+        alone = len(self._subject.factories) == 1
+        wanted = plan.faults and UNDER_FAULT in plan.chosen()
+        if not (wanted and alone) or _interrupted(explored):
+            return None
+        limits = tuple(
+            Limits(
+                seconds=share * plan.seconds,
+                at_least=plan.profile.depth - 1,
+                hard_seconds=(1 if plan.hard else 3) * share * plan.seconds,
+            )
+            for share in (0.7, 0.3)
+        )
+        past = frozenset(name for name in found if PROPERTIES[name].redundant)
+        trust, depth = explored[-1].trust, plan.profile.depth - 1
+        task = Task(self._subject, self._scopes, limits, trust, past, depth)
+        injected = inject_apart(task, self._listener)
+        self._evaluations[UNDER_FAULT.id] = injected.injection.failures
+        return injected
+
+    def _search(self) -> list[Exploration]:
+        """The exhaustive search of each scope, in the order of the scopes.
+
+        Where the first violation is enough, the smaller scope begins, as deep as the profile asks:
+        the main one then has nothing to look for that is longer than what was found, and the
+        smaller one in the end nothing that is as long.
+        """
+        first = self._plan.until == "first"
+        # Proofs are over the main scope: it may have most of the time.
+        main, kept = zip(self._scopes, ((0.0, 0.75), (0.75, 0.85)), strict=True)
+        done: dict[str, Exploration] = {}
+        judged: dict[str, Counter[str]] = {}
+        turns: list[tuple[tuple[Scope, tuple[float, float]], int | None]]
+        turns = [(main, None), (kept, None)]
+        if first:
+            turns.insert(0, (kept, self._plan.profile.depth))
+        for (scope, share), deepest in turns:
+            depth = deepest
+            name, limits, explored = scope.name, self._limits(*share), list(done.values())
+            if first:
+                least = min((len(f.commands) for f in _shortest(explored).values()), default=None)
+                if least is not None:  # Of two histories that are as long, the main scope's counts.
+                    depth = least if scope is main[0] else least - 1
+                limits = replace(limits, beyond=None, enough="any", depth=depth)
+            if not _interrupted(explored) and not _covers(done.get(name), limits.depth):
+                self._evaluations.subtract(judged.get(name, ()))
+                before = self._evaluations.copy()
+                done[name] = self._explore(scope, limits)
+                judged[name] = self._evaluations - before
+        return [done[scope.name] for scope in self._scopes if scope.name in done]
 
     def _beside(self, found: Mapping[str, Found], explored: list[Exploration]) -> _Random:
         """Random histories, or why there are none."""
@@ -185,6 +267,12 @@ class _Campaign:
     def _left(self, end: float = 1.0) -> float:
         """Seconds of real time until that part of the budget is over; always a moment."""
         return max(0.1, self._start + end * self._plan.seconds - monotonic())
+
+    def _goes_on(self, found: Mapping[str, Found]) -> bool:
+        """Whether there is anything left to look for."""
+        if self._plan.until == "first":
+            return not found
+        return all(PROPERTIES[name].redundant for name in found)
 
     def _limits(self, start: float, end: float) -> Limits:
         seconds = self._plan.seconds
@@ -214,7 +302,8 @@ class _Campaign:
         scope = self._scopes[0]
         if scope.name != "fixed" and not _interrupted(explored):
             name = found.violation.property.id
-            limits = Limits(hard_seconds=self._left(), depth=len(found.commands), enough={name})
+            seconds = max(self._left(), 0.5 * self._plan.seconds)
+            limits = Limits(hard_seconds=seconds, depth=len(found.commands), enough={name})
             fixed = self._explore(fixed_scope(self._declared), limits)
             found = min((found, fixed.found.get(name, found)), key=_order)
             explored = [fixed, *explored[1:]]
@@ -255,8 +344,9 @@ class _Campaign:
             if case is None:
                 trouble = f"{VARIES}: a random history broke {name} once and not again"
                 return _Random(result.steps, trouble, tuple(examples))
-            late = "; time ran out while it was cut down" if monotonic() > until else ""
-            proof = OneMinimal(_unseen(explored) + late)
+            proof: Proof = OneMinimal(_unseen(explored))
+            if monotonic() > until:
+                proof = Unfinished("time ran out")
             examples.append(self._example(case.geometry, case.commands, case.violation, proof))
         return _Random(result.steps, result.nondeterministic, tuple(examples))
 
@@ -317,6 +407,13 @@ def _shortest(explored: list[Exploration]) -> dict[str, Found]:
 
 def _interrupted(explored: list[Exploration]) -> bool:
     return any(exploration.stopped == INTERRUPTED for exploration in explored)
+
+
+def _covers(exploration: Exploration | None, depth: int | None) -> bool:
+    """Whether there is nothing left to try of up to so many commands; None is all of them."""
+    if exploration is None:
+        return False
+    return exploration.exhausted or (depth is not None and exploration.covers(depth))
 
 
 def _unfinished(explored: list[Exploration], depth: int) -> str | None:

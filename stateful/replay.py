@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
@@ -50,7 +50,7 @@ def replay(
     """
     world = make()
     ran: list[Command] = []
-    shown = [frame_of(world.state, None)] if frames else []
+    shown = [_first_frame(world)] if frames else []
     fresh = [violation for state in world.states for violation in judge.state(state)]
     violations = _left(fresh, look_past)
     if violations:
@@ -74,6 +74,12 @@ def _left(violations: Sequence[Violation], look_past: Collection[str]) -> tuple[
     return tuple(v for v in violations if v.property.id not in look_past)
 
 
+def _first_frame(world: System) -> Frame:
+    """The fresh pool, or both where two run in lockstep."""
+    first, *others = (frame_of(state, None) for state in world.states)
+    return replace(first, peer=others[0]) if others else first
+
+
 def frame_of(state: State, step: Step | None) -> Frame:
     """What the pool looks like in `state`, which `step` led to; changes nothing."""
     snapshot, tables = state.seen.snapshot, state.seen.tables
@@ -91,4 +97,5 @@ def frame_of(state: State, step: Step | None) -> Frame:
         free=snapshot.free_blocks,
         reserved=snapshot.reserved,
         cached=snapshot.cached,
+        peer=None if step is None or step.peer is None else frame_of(step.peer.after, step.peer),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pagedkv.specs.commands import Command
+from pagedkv.specs.faults import Fault
 from pagedkv.specs.model import Geometry
 
 SCHEMA = 1
@@ -37,7 +38,19 @@ class OneMinimal:
         return f"one-minimal: no command can go; not proven shortest, since {self.reason}"
 
 
-Proof = Shortest | OneMinimal
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Nothing is shown about its length: `reason` says why it was not cut down to the end."""
+
+    reason: str
+
+    name = "unfinished"
+
+    def __str__(self) -> str:
+        return f"not cut down to the end: {self.reason}"
+
+
+Proof = Shortest | OneMinimal | Unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,7 @@ class Frame:
 
     owners: per block id, the requests whose tables name it; none for a free block.
     free: the free list in hand-out order, None where it can't be seen.
+    peer: the other target's pool at this moment, where two run in lockstep.
     """
 
     command: str | None
@@ -56,6 +70,7 @@ class Frame:
     free: tuple[int, ...] | None
     reserved: frozenset[int] = frozenset()
     cached: frozenset[int] = frozenset()
+    peer: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +78,7 @@ class Counterexample:
     """A history whose last command breaks one property.
 
     blocks, requests: what the message is about. frames: the pool after each command.
-    expected: declared as a known failure.
+    expected: declared as a known failure. fault: what failed inside it; None is nothing.
     """
 
     property: str
@@ -77,6 +92,7 @@ class Counterexample:
     blocks: tuple[int, ...] = ()
     requests: tuple[int, ...] = ()
     expected: bool = False
+    fault: Fault | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The counterexample as the report's schema has it."""
@@ -94,6 +110,7 @@ class Counterexample:
                 "head_dim": geometry.head_dim,
             },
             "commands": [command.to_json() for command in self.commands],
+            **({} if self.fault is None else {"fault": self.fault.to_json()}),
         }
 
 
@@ -113,6 +130,48 @@ class PropertyResult:
             "verdict": self.verdict,
             "evaluations": self.evaluations,
             "reason": self.reason,
+        }
+
+
+@dataclass(slots=True)
+class Injection:
+    """What was tried with calls inside the target's commands failing, counted up as it is tried.
+
+    states: those from which every command was tried. commands: tried until they got through.
+    points: calls inside them that failed. failures: runs that were judged, for each point one
+    with a single and one with a persistent failure. places: different places of the source that
+    failed. inside: the modules whose calls these are. spared: calls that were left alone.
+    retried: runs with a persistent failure that would not have ended. unseen: runs in which the
+    calls after a failure could not be seen. stopped: why this is not all of the scope.
+    """
+
+    states: int = 0
+    commands: int = 0
+    points: int = 0
+    failures: int = 0
+    places: int = 0
+    spared: int = 0
+    retried: int = 0
+    unseen: int = 0
+    inside: frozenset[str] = frozenset()
+    scope: str = ""
+    stopped: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as the report's schema has them."""
+        return {
+            "states": self.states,
+            "commands": self.commands,
+            "points": self.points,
+            "failures": self.failures,
+            "places": self.places,
+            "spared": self.spared,
+            "retried": self.retried,
+            "unseen": self.unseen,
+            "inside": sorted(self.inside),
+            "scope": self.scope,
+            "exhausted": self.stopped is None,
+            "stopped": self.stopped,
         }
 
 
@@ -149,7 +208,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """Everything about one target."""
+    """Everything about one target. injection: None unless failure was injected."""
 
     target: str
     verdict: Verdict
@@ -158,6 +217,7 @@ class TargetReport:
     counterexamples: tuple[Counterexample, ...]
     coverage: Coverage
     seconds: float
+    injection: Injection | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The target's report as the schema has it."""
@@ -168,6 +228,7 @@ class TargetReport:
             "properties": [result.to_json() for result in self.properties],
             "counterexamples": [example.to_json() for example in self.counterexamples],
             "coverage": self.coverage.to_json(),
+            **({} if self.injection is None else {"injection": self.injection.to_json()}),
             "seconds": round(self.seconds, 3),
         }
 

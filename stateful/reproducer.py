@@ -33,6 +33,7 @@ def pytest_function(example: Counterexample, target: str) -> str:
             *_commands(example),
             *(f"        {name}={value}," for name, value in sizes.items()),
             f"        property={_literal(example.property)},",
+            *_fault(example),
             "    )",
             "",
         ]
@@ -63,6 +64,10 @@ def _commands(example: Counterexample) -> list[str]:
         *(f"            {_literal(command.to_json())}," for command in example.commands),
         "        ],",
     ]
+
+
+def _fault(example: Counterexample) -> list[str]:
+    return [] if example.fault is None else [f"        fault={_literal(example.fault.to_json())},"]
 
 
 def _literal(value: object) -> str:

@@ -12,18 +12,21 @@ from time import monotonic
 
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.commands import Command
+from pagedkv.specs.faults import Fault
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
 from pagedkv.stateful.campaign import Subject
 from pagedkv.stateful.examples import example_of, others
 from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, Progress, explore
+from pagedkv.stateful.injecting import example_under_fault, rerun_under_fault
 from pagedkv.stateful.locate import Break, Locator, Tell, nobody
 from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.profiles import Scope, fixed_scope
 from pagedkv.stateful.reduce import Reducer
-from pagedkv.stateful.report import Counterexample, OneMinimal, Proof, Shortest
+from pagedkv.stateful.report import Counterexample, OneMinimal, Proof, Shortest, Unfinished
 from pagedkv.stateful.swift import SwiftWorld
+from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.traces import Trace, renamed
 from pagedkv.stateful.trust import System
 
@@ -56,7 +59,10 @@ def shrink(
 
     seconds: how long cutting the history may take. Raises CannotDrive if the target can't be made
     with the trace's geometry. KeyboardInterrupt ends with the shortest so far, if there is one.
+    So it does for a history inside which a call fails: such a one is found shortest first.
     """
+    if trace.fault is not None:
+        raise CannotDrive("a call inside it fails, which was looked for shortest first; replay it")
     return _Shrinking(subject, trace, seconds, tell).run()
 
 
@@ -66,13 +72,27 @@ def rerun(subject: Subject, trace: Trace, tell: Tell = nobody) -> Counterexample
     What breaks is the recorded property, if it is among those that the first bad step breaks.
     Raises CannotDrive, and MakesNoSense for a command that can't be run where it stands.
     """
+    if trace.fault is not None:
+        return _rerun_under_fault(subject, trace, trace.fault)
     history = History(subject, trace)
     found = history.locator(strict=True, tell=tell).locate(history.commands)
     if found is None:
         return None
     commands = history.commands[: found.steps]
-    proof = OneMinimal("it is as it was recorded")
+    proof = Unfinished("it is as it was recorded")
     return history.example(history.geometry, commands, history.which(found), proof)
+
+
+def _rerun_under_fault(subject: Subject, trace: Trace, fault: Fault) -> Counterexample | None:
+    proof = Unfinished("it is as it was recorded")
+    geometry, commands = trace.geometry, trace.commands
+    try:
+        broken = rerun_under_fault(subject, geometry, commands, fault)
+    except ValueError as error:
+        raise CannotDrive(str(error)) from error
+    if broken is None:
+        return None
+    return example_under_fault(subject, geometry, commands, fault, broken, proof)
 
 
 class History:
@@ -199,9 +219,10 @@ class _Shrinking:
             unfinished = "interrupted"
         best = self._best
         assert best is not None
-        example = self._history.example(
-            best.geometry, best.commands, best.violation, _proof(explored, len(best.commands))
-        )
+        proof: Proof = _proof(explored, len(best.commands))
+        if unfinished is not None:
+            proof = Unfinished(unfinished)
+        example = self._history.example(best.geometry, best.commands, best.violation, proof)
         return Shrunk(example, steps, unfinished)
 
     def _reduce(self, name: str) -> bool:
@@ -229,7 +250,7 @@ class _Shrinking:
         return finished and monotonic() < self._until
 
 
-def _proof(explored: Exploration, steps: int) -> Proof:
+def _proof(explored: Exploration, steps: int) -> OneMinimal:
     searched = f"all {explored.states:,} states of it"
     if explored.exhausted:
         return OneMinimal(f"the fault does not show in the fixed scope, {searched}")

@@ -71,9 +71,8 @@ def by_history(examples: Iterable[Counterexample]) -> list[list[Counterexample]]
     """
     groups: dict[object, list[Counterexample]] = {}
     for example in examples:
-        groups.setdefault((example.geometry, example.commands, example.expected), []).append(
-            example
-        )
+        history = (example.geometry, example.commands, example.fault)
+        groups.setdefault((*history, example.expected), []).append(example)
     return list(groups.values())
 
 

@@ -7,7 +7,10 @@ last command breaks; every further line is one command:
      "head_dim": 1}, "breaks": "conservation"}
     {"op": "prefill", "request": 0, "tokens": 1}
 
-Further fields of the first line are for later versions. Reading a trace runs nothing of it.
+`"fault": {"step": 2, "call": 3, "mode": "once"}` in the first line says that a call inside the
+second command is to fail. Further fields of it are for later versions.
+
+Reading a trace runs nothing of it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 
 from pagedkv.specs.catalogue import PROPERTIES, command_from_json
 from pagedkv.specs.commands import Command
+from pagedkv.specs.faults import Fault, fault_from_json
 from pagedkv.specs.model import Geometry
 
 VERSION = 1
@@ -40,7 +44,8 @@ class BadTrace(ValueError):
 class Trace:
     """A history with what it takes to run it again.
 
-    breaks: the property that the history breaks; None if that is not known.
+    breaks: the property that the history breaks; None if that is not known. fault: which call
+    inside it fails; None is none.
     """
 
     target: str
@@ -48,6 +53,7 @@ class Trace:
     commands: tuple[Command, ...]
     breaks: str | None = None
     version: int = VERSION
+    fault: Fault | None = None
 
     def header(self) -> dict[str, Any]:
         """The first line, as data; changes nothing."""
@@ -56,6 +62,7 @@ class Trace:
             "target": self.target,
             "geometry": {f.name: getattr(self.geometry, f.name) for f in fields(self.geometry)},
             "breaks": self.breaks,
+            **({} if self.fault is None else {"fault": self.fault.to_json()}),
         }
 
 
@@ -175,7 +182,15 @@ def _header(data: dict[str, Any], path: Path) -> Trace:
         near = get_close_matches(str(breaks), PROPERTIES, n=1)
         hint = f"did you mean {near[0]}?" if near else "it is a property's id, or null"
         raise BadTrace(f"{where}: breaks = {breaks!r} is no property; {hint}")
-    return Trace(target, _geometry(data["geometry"], where), (), breaks, version)
+    geometry, fault = _geometry(data["geometry"], where), _fault(data.get("fault"), where)
+    return Trace(target, geometry, (), breaks, version, fault)
+
+
+def _fault(data: object, where: str) -> Fault | None:
+    try:
+        return None if data is None else fault_from_json(data)
+    except ValueError as error:
+        raise BadTrace(f"{where}: {error}") from error
 
 
 def _geometry(data: object, where: str) -> Geometry:

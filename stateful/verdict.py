@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagedkv.declarations import Declarations
 from pagedkv.specs.properties import Need, Property, Sometimes
@@ -18,7 +18,8 @@ class Evidence:
     """All that verdicts are made from.
 
     broken: properties with a counterexample. exhausted: every scope was. unfinished: why the
-    histories that were due were not all tried; None if they were.
+    histories that were due were not all tried; None if they were. doubted: property id -> why its
+    evaluations do not do.
     """
 
     properties: tuple[Property, ...]
@@ -29,6 +30,7 @@ class Evidence:
     exhausted: bool
     unfinished: str | None
     expected: Mapping[str, str]
+    doubted: Mapping[str, str] = field(default_factory=dict)
 
 
 def judge_target(evidence: Evidence) -> tuple[Verdict, str | None, tuple[PropertyResult, ...]]:
@@ -39,7 +41,9 @@ def judge_target(evidence: Evidence) -> tuple[Verdict, str | None, tuple[Propert
         return "violated", None, results
     if evidence.unfinished is not None:
         return "unknown", evidence.unfinished, results
-    judged = {prop.id for prop in evidence.properties}
+    # A failure that shows only when calls are made to fail is not due when none are.
+    due = [p for p in evidence.properties if Need.FAULTS not in p.needs - evidence.offered]
+    judged = {prop.id for prop in due}
     failed_to_fail = [p for p in evidence.expected if p in judged and p not in evidence.broken]
     if failed_to_fail:
         names = ", ".join(sorted(failed_to_fail))
@@ -66,8 +70,9 @@ def _verdict(prop: Property, evaluations: int, evidence: Evidence) -> tuple[Verd
         return "violated", None if reason is None else f"expected: {reason}"
     if isinstance(prop.expectation, Sometimes):
         return _goal(prop, evaluations, evidence)
-    if evidence.unfinished is not None:
-        return "unknown", evidence.unfinished
+    unfinished = evidence.doubted.get(prop.id, evidence.unfinished)
+    if unfinished is not None:
+        return "unknown", unfinished
     if evaluations < FLOOR:
         cut = "; every history ends at its first violation" if evidence.broken else ""
         return "unknown", f"{evaluations} < {FLOOR} evaluations{cut}"

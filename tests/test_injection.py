@@ -333,7 +333,7 @@ class Small(Tiny):
         return Scope("fixed", pools, 2), Scope("resume", pools[:1], 1, keeps_released=True)
 
 
-SMALL = Small("quick", 1.0, 3, 8, 30, True, pair_requests=2, engine_blocks=3)
+SMALL = Small("quick", 1.0, 3, 8, 30, True, pair_requests=2, pair_blocks=3, engine_blocks=3)
 
 
 @pytest.fixture
@@ -475,3 +475,6 @@ def test_it_is_found_written_and_run_again_on_the_command_line(tmp_path, capsys,
     assert cli.main(["replay", str(trace), "--target", "fragile:Copying"]) == 0
     assert cli.main(["shrink", str(trace)]) == 2
     assert cli.main(["check", "fragile:Copying", "--faults", "--isolate"]) == 2
+    capsys.readouterr()
+    assert cli.main(["check", "exec:./driver", "--faults"]) == 2
+    assert "exec:./driver runs in a process of its own" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
@@ -13,17 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from pagedkv.commands.common import Refused, check_properties, resolve_all
-from pagedkv.commands.files import (
-    STDOUT,
-    check_folder,
-    check_writable,
-    put,
-    reason_of,
-    write_traces,
-)
+from pagedkv.commands.defaults import config_option
+from pagedkv.commands.files import check_folder, reason_of, write_traces
+from pagedkv.commands.reports import Files, report_options
 
 if TYPE_CHECKING:
     from pagedkv.api import Options
+    from pagedkv.config import Config
     from pagedkv.stateful.report import Report
     from pagedkv.targets import Pair, Target
 
@@ -46,6 +41,10 @@ Examples:
   pagedkv check reference+mymodule:MyManager --profile ci
   pagedkv check torch --property conservation --json out.json
   pagedkv check mymodule:MyManager --traces traces
+  pagedkv check mymodule:MyManager --html report.html --junit junit.xml
+  pagedkv check mymodule:MyManager --faults
+  pagedkv check mymodule:MyManager --isolate
+  pagedkv check "exec:./driver --fast"
 """
 
 
@@ -80,49 +79,72 @@ Examples:
     help="Known failures, one `property-id: reason` a line; one that holds is a violation.",
 )
 @click.option(
+    "--isolate",
+    is_flag=True,
+    help="Run Python targets in processes of their own, so that a crash is traced to its call.",
+)
+@click.option(
+    "--faults",
+    is_flag=True,
+    help="Make each call inside the target fail, one at a time, for as much time again.",
+)
+@click.option(
     "--traces",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write each counterexample into this folder too, as a trace for `pagedkv replay`.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the report as JSON too; - is stdout, and the text then goes to stderr.",
-)
+@report_options
+@config_option
 def check(
+    *,
+    config: Config,
     names: tuple[str, ...],
     profile: str,
     seed: int | None,
     budget: float | None,
     properties: tuple[str, ...],
     expected_failures: Path | None,
+    isolate: bool,
+    faults: bool,
     traces: Path | None,
-    json_file: Path | None,
+    files: Files,
 ) -> int:
     """Check allocators and show what breaks.
 
-    Without TARGET: reference and array, each and in lockstep.
+    Without TARGET: those of [tool.pagedkv] in pyproject.toml, which may give most options too, or
+    else reference and array, each and in lockstep.
 
     A TARGET is a built-in name (see `pagedkv targets`), or module:attribute, a callable
-    (num_blocks, block_size, head_dim) -> manager, looked up with the current folder on the path.
-    Two of them joined by + run in lockstep.
+    (num_blocks, block_size, head_dim) -> manager, looked up with the current folder on the path,
+    or exec:COMMAND, a program that speaks the line protocol (docs/driver-protocol.md). Two of them
+    joined by + run in lockstep.
 
     Exits with 0 if all passed, 1 if one is violated, and 2 if one is unknown or the usage wrong.
     """
     from pagedkv.api import Options
+    from pagedkv.targets import is_apart
 
     check_properties(properties)
-    if json_file is not None:
-        check_writable(json_file, "--json")
+    files.check()
     if traces is not None:
         check_folder(traces)
-    known = {} if expected_failures is None else read_expected_failures(expected_failures)
-    options = Options(profile, seed, budget, tuple(dict.fromkeys(properties)), known)
-    report = _run(resolve_all(names), options)
-    _show(report, json_file, profile, traces)
+    known, known_of = config.expected_failures, config.expected_of
+    if expected_failures is not None:
+        known, known_of = read_expected_failures(expected_failures), {}
+    judged = tuple(dict.fromkeys(properties))
+    if faults and isolate:
+        raise Refused("--faults: calls can't be made to fail behind --isolate; leave one out")
+    options = Options(profile, seed, budget, judged, known, known_of, isolate, faults).seeded()
+    if options.seed != seed:
+        click.echo(f"random histories of --seed {options.seed}", err=True)
+    wanted = names or config.targets
+    if faults and (apart := [name for name in wanted if is_apart(name)]):
+        raise Refused(f"--faults: {apart[0]} runs in a process of its own; check it without")
+    chosen = resolve_all(wanted, isolate=isolate)
+    report = _run(chosen, options)
+    _show(report, profile, traces, on_stdout=files.on_stdout)
+    files.write(report, chosen, isolated=isolate)
     return report.exit_code
 
 
@@ -147,19 +169,20 @@ def _run(chosen: Sequence[Target | Pair], options: Options) -> Report:
         )
 
 
-def _show(report: Report, json_file: Path | None, profile: str, traces: Path | None) -> None:
-    """Show the report, and then write it: a full disk must not cost the text."""
+def _show(report: Report, profile: str, traces: Path | None, *, on_stdout: bool) -> None:
+    """Show the report before any is written: a full disk must not cost the text.
+
+    on_stdout: that is taken by a report.
+    """
     from pagedkv.terminal import console_on, count, show_report
 
-    console = console_on(sys.stderr if json_file == STDOUT else sys.stdout)
+    console = console_on(sys.stderr if on_stdout else sys.stdout)
     show_report(console, report, profile)
     if traces is not None:
         written = write_traces(traces, report)
         if written:
             again = f"pagedkv replay {shlex.quote(str(written[0]))}"
             console.print(f"{count(len(written), 'trace')} in {traces}; to run one again: {again}")
-    if json_file is not None:
-        put(json.dumps(report.to_json(), indent=2) + "\n", json_file, "--json")
 
 
 def read_expected_failures(path: Path) -> dict[str, str]:

@@ -18,14 +18,17 @@ class Refused(click.ClickException):
     exit_code = 2
 
 
-def resolve_all(names: Iterable[str]) -> list[Target | Pair]:
-    """The targets, each once, in the order given."""
-    from pagedkv.targets import BadTarget, default_targets, resolve
+def resolve_all(names: Iterable[str], *, isolate: bool = False) -> list[Target | Pair]:
+    """The targets, each once, in the order given; none of their code runs here if `isolate`."""
+    from pagedkv.targets import BadTarget, default_targets, is_apart, isolated, resolve
 
+    once = list(dict.fromkeys(names))
     try:
-        for name in dict.fromkeys(names):
-            _survive(name)
-        return [resolve(name) for name in dict.fromkeys(names)] or list(default_targets())
+        for name in once:
+            if not isolate and not is_apart(name):
+                _survive(name)
+        found = [isolated(name) if isolate else resolve(name) for name in once]
+        return found or list(default_targets())
     except BadTarget as error:
         raise Refused(str(error)) from error
 

@@ -113,7 +113,13 @@ def write_traces(folder: Path, report: Report) -> list[Path]:
     for target in report.targets:
         for example in target.counterexamples:
             name = file_name(target.target, example.property, written)
-            trace = Trace(target.target, example.geometry, example.commands, example.property)
+            trace = Trace(
+                target.target,
+                example.geometry,
+                example.commands,
+                example.property,
+                fault=example.fault,
+            )
             try:
                 write_trace(folder / name, trace)
             except OSError as error:

@@ -23,6 +23,9 @@ class RemoteManager:
     Invariant: `_base` is the pool as the process has it at `_node`, `_mirror` what it is to be.
     """
 
+    runs_elsewhere = True
+    """No call inside the allocator can be made to fail from here."""
+
     def __init__(self, driver: Driver, root: Node, geometry: tuple[int, int, int]) -> None:
         self.num_blocks, self.block_size, self.head_dim = geometry
         assert driver.declares is not None
