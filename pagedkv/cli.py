@@ -17,6 +17,7 @@ from pagedkv import __version__
 from pagedkv.commands.check import check
 from pagedkv.commands.explore import explore
 from pagedkv.commands.replay import replay
+from pagedkv.commands.score import score
 from pagedkv.commands.shrink import shrink
 from pagedkv.commands.targets import targets
 
@@ -58,5 +59,5 @@ def pagedkv() -> None:
     """
 
 
-for command in (check, explore, replay, shrink, targets):
+for command in (check, explore, replay, score, shrink, targets):
     pagedkv.add_command(command)

@@ -108,6 +108,7 @@ def test_help_lists_the_commands_that_there_are(capsys):
         "check",
         "explore",
         "replay",
+        "score",
         "shrink",
         "targets",
     ]
