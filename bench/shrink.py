@@ -21,8 +21,8 @@ from pagedkv.reference import KVCacheManager
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.campaign import Subject
 from pagedkv.stateful.shrink import shrink
+from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.traces import Trace, read_trace, renamed, write_trace
 
 GEOMETRY = Geometry(64, 4)

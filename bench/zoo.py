@@ -16,8 +16,10 @@ from time import monotonic
 
 import torch
 
-from pagedkv.stateful.campaign import Plan, Subject, run_campaign
+from pagedkv.stateful.campaign import run_campaign
+from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.profiles import PROFILES
+from pagedkv.stateful.subject import Subject
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 

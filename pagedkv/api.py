@@ -13,12 +13,14 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.faults import UNDER_FAULT, Fault, fault_from_json
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.campaign import Plan, Subject, run_campaign
+from pagedkv.stateful.campaign import run_campaign
 from pagedkv.stateful.injecting import rerun_under_fault
+from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.processes import Update, run_all
 from pagedkv.stateful.profiles import PROFILES, Scope
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Report, TargetReport
+from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.targets import Pair, Target, isolated, resolve
 

@@ -12,12 +12,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
-from pagedkv.stateful.campaign import Plan, Subject, run_campaign
+from pagedkv.stateful.campaign import run_campaign
 from pagedkv.stateful.explorer import INTERRUPTED, Progress
 from pagedkv.stateful.journal import CtrlC, Journal, JournaledWorld, Last
+from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.postmortem import cut
 from pagedkv.stateful.pulse import Pulse
 from pagedkv.stateful.report import Counterexample, TargetReport
+from pagedkv.stateful.subject import Subject
 
 PROGRESS_SECONDS = 0.2
 

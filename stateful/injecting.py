@@ -26,7 +26,7 @@ from pagedkv.stateful.trust import Trust
 from pagedkv.stateful.world import World
 
 if TYPE_CHECKING:
-    from pagedkv.stateful.campaign import Subject
+    from pagedkv.stateful.subject import Subject
 
 GRACE_SECONDS = 60.0
 """How long past its budget the other process may take before it is ended."""

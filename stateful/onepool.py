@@ -9,7 +9,6 @@ from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Property, Sometimes
-from pagedkv.stateful.campaign import Subject
 from pagedkv.stateful.examples import example_of
 from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Limits, Progress, explore
 from pagedkv.stateful.processes import PROGRESS_SECONDS
@@ -22,6 +21,7 @@ from pagedkv.stateful.report import (
     TargetReport,
     Verdict,
 )
+from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System
 

@@ -20,12 +20,13 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Broken, Violation
 from pagedkv.specs.steps import Refuse
-from pagedkv.stateful.campaign import Plan, Subject
 from pagedkv.stateful.examples import others
 from pagedkv.stateful.journal import Last
 from pagedkv.stateful.minimise import Case, Minimiser
+from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.profiles import Scope
 from pagedkv.stateful.report import Counterexample, OneMinimal
+from pagedkv.stateful.subject import Subject
 
 OWN = frozenset(
     getattr(signal, name)

@@ -21,7 +21,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
-from pagedkv.stateful.campaign import Plan
 from pagedkv.stateful.children import (
     PROGRESS_SECONDS,
     Beat,
@@ -36,6 +35,7 @@ from pagedkv.stateful.children import (
 from pagedkv.stateful.journal import Last, last_of
 from pagedkv.stateful.memory import most, resident, too_much
 from pagedkv.stateful.output import Output
+from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.postmortem import name_of, told_of
 from pagedkv.stateful.report import Counterexample, Coverage, PropertyResult, TargetReport, Verdict
 from pagedkv.stateful.spawning import deaf, death_of

@@ -16,7 +16,6 @@ from pagedkv.specs.faults import Fault
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
-from pagedkv.stateful.campaign import Subject
 from pagedkv.stateful.examples import example_of, others
 from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, Progress, explore
 from pagedkv.stateful.injecting import example_under_fault, rerun_under_fault
@@ -25,6 +24,7 @@ from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.profiles import Scope, fixed_scope
 from pagedkv.stateful.reduce import Reducer
 from pagedkv.stateful.report import Counterexample, OneMinimal, Proof, Shortest, Unfinished
+from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.swift import SwiftWorld
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.traces import Trace, renamed

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from faults import TINY
 from pagedkv import KVCacheManager, Request
-from pagedkv.stateful.campaign import Plan, Subject
+from pagedkv.stateful.plan import Plan
+from pagedkv.stateful.subject import Subject
 
 TINIER = replace(TINY, name="quick", depth=2, examples=5, steps=10)
 PLAN = Plan(TINIER, 1.0, expected={})

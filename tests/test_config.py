@@ -19,8 +19,9 @@ from pagedkv.config import (
 )
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.stateful import profiles
-from pagedkv.stateful.campaign import Subject, run_campaign
+from pagedkv.stateful.campaign import run_campaign
 from pagedkv.stateful.report import Coverage, Report, TargetReport
+from pagedkv.stateful.subject import Subject
 from projects import ALLOCATORS
 
 WHOLE = """

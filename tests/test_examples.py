@@ -16,7 +16,8 @@ from pagedkv import targets
 from pagedkv.api import subject
 from pagedkv.specs.abilities.core import Decode, Prefill
 from pagedkv.specs.commands import Command
-from pagedkv.stateful.campaign import Plan, run_campaign
+from pagedkv.stateful.campaign import run_campaign
+from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.report import Shortest, TargetReport
 

@@ -45,12 +45,14 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful import campaign as campaigns
 from pagedkv.stateful import verdict
-from pagedkv.stateful.campaign import Plan, Subject, run_campaign
+from pagedkv.stateful.campaign import run_campaign
 from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Limits, Progress, explore
 from pagedkv.stateful.injection import Sweep, Terms, sweep
+from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.points import RETRIES, Injector, modules_of
 from pagedkv.stateful.profiles import Scope
 from pagedkv.stateful.report import Injection, OneMinimal, Report, Shortest, TargetReport
+from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.traces import BadTrace, Trace, read_trace, write_trace
 from pagedkv.stateful.world import World
 

@@ -14,10 +14,11 @@ from faults import TINY
 from pagedkv import KVCacheManager, Request
 from pagedkv.specs.abilities.core import Decode, Prefill
 from pagedkv.stateful import processes
-from pagedkv.stateful.campaign import Plan, Subject
 from pagedkv.stateful.output import SHOWN
+from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.processes import Update, run_all
 from pagedkv.stateful.report import Report, TargetReport
+from pagedkv.stateful.subject import Subject
 
 PLAN = Plan(TINY, 1.0, expected={})
 

@@ -35,10 +35,10 @@ from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Need
-from pagedkv.stateful.campaign import Subject
 from pagedkv.stateful.explorer import Exploration, Limits, explore
 from pagedkv.stateful.profiles import FIXED, PROFILES, Scope
 from pagedkv.stateful.replay import replay
+from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.trust import Trust
 
 ONE, TWO = Geometry(1, 1), Geometry(2, 1)

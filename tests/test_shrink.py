@@ -14,11 +14,11 @@ from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful import shrink as module
-from pagedkv.stateful.campaign import Subject
 from pagedkv.stateful.locate import CHUNK
 from pagedkv.stateful.replay import MakesNoSense
 from pagedkv.stateful.report import OneMinimal, Shortest
 from pagedkv.stateful.shrink import rerun, shrink
+from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.swift import SwiftWorld
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.traces import Trace

@@ -12,8 +12,8 @@ from pagedkv.commands.common import Refused, resolve_one
 from pagedkv.commands.files import STDOUT, check_writable, put, read
 
 if TYPE_CHECKING:
-    from pagedkv.stateful.campaign import Subject
     from pagedkv.stateful.report import Counterexample
+    from pagedkv.stateful.subject import Subject
     from pagedkv.stateful.traces import Trace
 
 

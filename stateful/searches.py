@@ -1,0 +1,181 @@
+"""The exhaustive searches of one campaign: each scope, its share of the budget, what they found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from time import monotonic, process_time
+
+from pagedkv.specs.catalogue import PROPERTIES, offered
+from pagedkv.specs.judge import Judge
+from pagedkv.specs.model import Geometry
+from pagedkv.stateful.explorer import (
+    INTERRUPTED,
+    Exploration,
+    Found,
+    Limits,
+    Progress,
+    explore,
+)
+from pagedkv.stateful.plan import Plan
+from pagedkv.stateful.profiles import Scope
+from pagedkv.stateful.subject import Subject
+from pagedkv.stateful.target import CannotDrive
+from pagedkv.stateful.trust import varies
+
+Listener = Callable[[str, Progress], None]
+"""Told the phase and how far it is."""
+
+MAIN_ENDS, KEPT_ENDS = 0.85, 0.95
+"""Where in the budget the search of the main scope ends, and that of the other one.
+
+Proofs are over the main scope, so it may have most; what it leaves goes to the other.
+"""
+
+
+class Searches:
+    """What the searches of one campaign share.
+
+    evaluations: per property, over all that was searched and judged in this campaign.
+    """
+
+    def __init__(self, subject: Subject, plan: Plan, listener: Listener, start: float) -> None:
+        """Make one target to see what it offers. Raises CannotDrive."""
+        self.subject, self.plan, self._listener = subject, plan, listener
+        self._start, self._cpu = start, process_time()
+        fresh = subject.probe()
+        self.declared = fresh.setting.declared
+        self.offered = offered(*fresh.states)
+        self.scopes = plan.profile.scopes(self.declared, pair=len(subject.factories) > 1)
+        if not all(scope.geometries for scope in self.scopes):
+            raise CannotDrive("the target declares that it can have none of the scope's pools")
+        self.evaluations: Counter[str] = Counter()
+
+    def judge(self) -> Judge:
+        """A new judge of the properties that were chosen."""
+        return Judge(self.plan.chosen(), self.offered)
+
+    def left(self, end: float = 1.0) -> float:
+        """Seconds of real time until that part of the budget is over; always a moment."""
+        return max(0.1, self._start + end * self.plan.seconds - monotonic())
+
+    def difference(self) -> str | None:
+        """What two fresh targets answer differently; None if nothing was seen."""
+        scope = self.scopes[0]
+        two = [g for g in scope.geometries if g.num_blocks == 2]
+        make = partial(self.subject.world, scope, (two or scope.geometries)[-1])
+        try:
+            return varies(make, make)
+        except KeyboardInterrupt:
+            return None  # the searches will hear of the next one
+
+    def explore(self, scope: Scope, limits: Limits) -> Exploration:
+        """Search one scope."""
+        exploration, judge = explore(
+            lambda geometry: self.subject.world(scope, geometry),
+            scope.geometries,
+            self.judge,
+            limits,
+            lambda progress: self._listener(scope.name, progress),
+        )
+        self.evaluations.update(judge.evaluations)
+        return exploration
+
+    def run(self) -> list[Exploration]:
+        """Search the scopes, in their order, up to an interruption."""
+        if self.plan.until == "first":
+            return self._until_first()
+        explored: list[Exploration] = []
+        for scope, end in zip(self.scopes, (MAIN_ENDS, KEPT_ENDS), strict=True):
+            if not interrupted(explored):
+                explored.append(self.explore(scope, self._limits(end)))
+        return explored
+
+    def _until_first(self) -> list[Exploration]:
+        """Search until one shortest violation is found and nothing as short was left out.
+
+        The smaller scope begins, as deep as the profile asks: the main one then has nothing to
+        look for that is longer than what was found, and the smaller one in the end nothing that
+        is as long: of two histories of one length the main scope's counts.
+        """
+        main, kept = self.scopes
+        small = self.explore(kept, self._first(KEPT_ENDS, self.plan.profile.depth))
+        judged = self.evaluations.copy()
+        if interrupted([small]):
+            return [small]
+        large = self.explore(main, self._first(MAIN_ENDS, least_of([small])))
+        least = least_of([small, large])
+        shorter = None if least is None else least - 1
+        if not interrupted([large]) and not covers(small, shorter):
+            self.evaluations.subtract(judged)  # or it would be counted twice
+            small = self.explore(kept, self._first(KEPT_ENDS, shorter))
+        return [large, small]
+
+    def _first(self, end: float, depth: int | None) -> Limits:
+        return replace(self._limits(end), beyond=None, enough="any", depth=depth)
+
+    def _limits(self, end: float) -> Limits:
+        seconds, plan = self.plan.seconds, self.plan
+        spent = process_time() - self._cpu
+        return Limits(
+            seconds=max(end * seconds - spent, 0.1 * seconds),
+            at_least=plan.profile.depth,
+            hard_seconds=self.left(end) if plan.hard else 3 * seconds,
+            beyond=1,
+        )
+
+
+def order(found: Found) -> tuple[int, Geometry]:
+    """What makes one history smaller than another."""
+    return (len(found.commands), found.geometry)
+
+
+def shortest(explored: Iterable[Exploration]) -> dict[str, Found]:
+    """Per property, the smallest of what the searches found; the earlier search wins a tie."""
+    best: dict[str, Found] = {}
+    for exploration in explored:
+        for name, found in exploration.found.items():
+            if name not in best or order(found) < order(best[name]):
+                best[name] = found
+    return best
+
+
+def least_of(explored: Iterable[Exploration]) -> int | None:
+    """The length of the shortest history found; None if none was."""
+    return min((len(found.commands) for found in shortest(explored).values()), default=None)
+
+
+def interrupted(explored: Iterable[Exploration]) -> bool:
+    """Whether one of them was."""
+    return any(exploration.stopped == INTERRUPTED for exploration in explored)
+
+
+def covers(exploration: Exploration, depth: int | None) -> bool:
+    """Whether there is nothing left to try of up to so many commands; None is all of them."""
+    return exploration.exhausted or (depth is not None and exploration.covers(depth))
+
+
+def unfinished(explored: Iterable[Exploration], depth: int) -> str | None:
+    """Why not every history of up to `depth` commands was tried; None if all were."""
+    for exploration in explored:
+        if not exploration.covers(depth):
+            return f"stopped at depth {exploration.depth}: {exploration.stopped}"
+    return None
+
+
+def unseen(explored: Sequence[Exploration]) -> str:
+    """Why what random histories found was not found by the searches."""
+    for exploration in explored:
+        if not exploration.exhausted:
+            return f"the search of the small scope ended: {exploration.stopped}"
+    states = sum(exploration.states for exploration in explored)
+    return f"the fault does not show in the small scope, all {states} states of it"
+
+
+def goes_on(plan: Plan, found: Mapping[str, Found]) -> bool:
+    """Whether there is anything left to look for."""
+    if plan.until == "first":
+        return not found
+    return all(PROPERTIES[name].redundant for name in found)

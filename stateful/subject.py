@@ -1,0 +1,49 @@
+"""What is checked: one factory, or two in lockstep, and what makes their worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagedkv.declarations import Declarations
+from pagedkv.specs.model import Geometry
+from pagedkv.stateful.lockstep import Lockstep
+from pagedkv.stateful.profiles import FIXED, Scope
+from pagedkv.stateful.target import CannotDrive, Factory
+from pagedkv.stateful.trust import System
+from pagedkv.stateful.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked: one factory, or two in lockstep. maker: of their worlds."""
+
+    name: str
+    factories: tuple[Factory, ...]
+    maker: Callable[..., World] = World
+
+    def world(self, scope: Scope, geometry: Geometry) -> System:
+        """A fresh system for one geometry of a scope. Raises CannotDrive."""
+        worlds = [
+            self.maker(
+                factory, geometry, requests=scope.requests, keeps_released=scope.keeps_released
+            )
+            for factory in self.factories
+        ]
+        return worlds[0] if len(worlds) == 1 else Lockstep(*worlds)
+
+    def probe(self) -> System:
+        """A fresh system of the smallest geometry that the target can have.
+
+        Raises CannotDrive, with what the smallest said, if it can have none that is tried.
+        """
+        refused: CannotDrive | None = None
+        declared = getattr(self.factories[0], "declares", None) or Declarations()
+        own = [Geometry(declared.min_blocks, size) for size in sorted(declared.block_sizes or (1,))]
+        for geometry in (*own, *FIXED, Geometry(4, 16)):
+            try:
+                return self.world(Scope("probe", (geometry,), 1), geometry)
+            except CannotDrive as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
