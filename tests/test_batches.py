@@ -527,3 +527,71 @@ def test_reading_much_is_reading():
     request.block_table = np.random.default_rng(0).permutation(600)[:521].tolist()
     expected = manager.physical_kv_cache[request.block_table].reshape(-1, 128)[: request.seq_len]
     assert torch.equal(expected, manager.get_physical_cache(request))
+
+
+def test_a_row_beyond_all_rows_has_no_handle():
+    manager = ArrayKVCacheManager(8, 2, 1)
+    with pytest.raises(HoldsNothing, match="handle of row 1, which is not live"):
+        manager.handle(len(manager._lengths))
+    with pytest.raises(ValueError, match=r"^row must be >= 0, got -1$"):
+        manager.handle(-1)
+
+
+def test_a_mapping_of_a_row_that_is_not_live_says_so():
+    manager = ArrayKVCacheManager(8, 2, 1)
+    with pytest.raises(HoldsNothing, match=r"^slot mapping of row 0, which is not live"):
+        manager.slot_mapping(ints(0))
+
+
+@pytest.mark.parametrize(
+    ("out", "given"),
+    [
+        (torch.zeros(3, 2), r"out is torch.float32 \[3, 2\]; give"),
+        (torch.zeros(2, 4).t(), r"out is torch.float32 \[4, 2\], strided; give"),
+    ],
+)
+def test_a_wrong_out_is_told_as_it_is(out, given):
+    manager = ArrayKVCacheManager(8, 4, 2)
+    (request,) = admit(manager, 4)
+    with pytest.raises(ValueError, match=given):
+        manager.get_physical_cache(request, out=out)
+
+
+def test_the_slots_of_a_mapping_are_int64_of_the_kind_that_was_given():
+    manager = ArrayKVCacheManager(16, 2, 1)
+    rows = rows_of(manager, 2, 3)
+    mapping = manager.slot_mapping(rows)
+    assert isinstance(mapping, np.ndarray)
+    assert mapping.dtype == np.int64
+    as_tensor = manager.slot_mapping(torch.from_numpy(rows))
+    assert isinstance(as_tensor, torch.Tensor)
+    assert as_tensor.dtype == torch.int64
+
+
+def test_a_release_of_a_row_that_is_not_live_says_so():
+    manager = ArrayKVCacheManager(8, 2, 1)
+    with pytest.raises(HoldsNothing, match=r"^release of row 0, which is not live"):
+        manager.release_rows(ints(0))
+
+
+def test_rows_that_fill_up_together_take_their_blocks_in_their_order():
+    manager = ArrayKVCacheManager(256, 2, 1)
+    batch = manager.batch(rows_of(manager, *([1, 2] * 32)))
+    for _ in range(3):  # From the second step on, the rows that are full are looked up.
+        batch.decode()
+    # Half of them took their second block at the first step, the others their second at the next.
+    taken = [manager.handle(row).block_table[1] for row in batch.rows]
+    assert sorted(taken[1::2]) + sorted(taken[0::2]) == taken[1::2] + taken[0::2]
+
+
+def test_plain_requests_in_a_batch_are_filled_in_while_no_row_needs_a_block():
+    manager = ArrayKVCacheManager(4, 4, 1)
+    (request,) = admit(manager, 1)
+    manager.decode_rows(ints(manager.row_of(request)))
+    assert (request.seq_len, request.block_table) == (2, [0])
+
+
+def test_the_tables_of_one_row_are_a_view():
+    manager = ArrayKVCacheManager(4, 4, 1)
+    tables = manager.batch(rows_of(manager, 1)).block_tables
+    assert np.shares_memory(tables.numpy(), manager._tables)

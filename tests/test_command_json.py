@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pagedkv.specs.abilities.core import KINDS, Decode, Misuse, Prefill, Release, Resume
-from pagedkv.specs.catalogue import COMMANDS, command_from_json
+from pagedkv.specs.catalogue import COMMANDS, _check_values, command_from_json
 
 EVERY = [Decode(0), Prefill(1, 4), Release(2), Resume(0), *(Misuse(1, kind) for kind in KINDS)]
 
@@ -42,6 +42,10 @@ def test_every_command_of_the_catalogue_is_tested_here():
         ({"op": "decode", "request": True}, "request = True must be an integer >= 0"),
         ({"op": "decode", "request": 1.0}, "request = 1.0 must be an integer >= 0"),
         ({"op": "prefill", "request": 0, "tokens": "4"}, "tokens = '4' must be an integer >= 1"),
+        (
+            {"op": "misuse", "request": -1, "kind": "prefill-live"},
+            "request = -1 must be an integer >= 0",
+        ),
         ({"op": "misuse", "request": 0, "kind": "odd"}, "kind = 'odd' is none of prefill-live, "),
     ],
 )
@@ -49,3 +53,9 @@ def test_what_is_no_command_is_refused_with_what_is_wrong(data, words):
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
         command_from_json(data)
     assert str(caught.value).startswith(words)
+
+
+def test_a_field_with_choices_does_not_end_the_checks():
+    # A command's fields are checked in no order: here in the one that a mistake would show in.
+    with pytest.raises(ValueError, match=r"^request = -1 must be an integer >= 0$"):
+        _check_values(Misuse, {"kind": "prefill-live", "request": -1})

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import cast
 
 import pytest
 
 from builders import declaring, model, setting, state
 from pagedkv import Request
-from pagedkv.specs.abilities.core import KINDS, Decode, Misuse, Prefill, Release, Resume
+from pagedkv.protocol import PagedKVManager
+from pagedkv.specs.abilities.core import (
+    ALL_LENGTHS_UP_TO,
+    KINDS,
+    Decode,
+    Misuse,
+    Prefill,
+    Release,
+    Resume,
+)
 from pagedkv.specs.catalogue import candidates
 from pagedkv.specs.model import EMPTY
 from pagedkv.specs.steps import Grant, Refuse
@@ -296,3 +306,70 @@ def test_a_prefill_brings_its_request_and_takes_it_back():
     assert (handles[1].request_id, handles[1].prompt_len) == (1, 3)
     undo()
     assert handles == {}
+
+
+class Told:
+    """A manager that only says which of its calls was made, and with which request."""
+
+    def allocate_for_prefill(self, req):
+        return ("prefill", req)
+
+    def allocate_for_decode(self, req):
+        return ("decode", req)
+
+    def release_request(self, req):
+        return ("release", req)
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        (Decode(0), "decode"),
+        (Prefill(0, 1), "prefill"),
+        (Release(0), "release"),
+        (Resume(0), "prefill"),
+        *((Misuse(0, kind), kind.partition("-")[0]) for kind in KINDS),
+    ],
+    ids=str,
+)
+def test_a_command_makes_its_call_and_passes_the_answer_on(command, call):
+    request, manager = Request(0, 1), Told()
+    assert (call, request) == command.perform(cast(PagedKVManager, manager), request)
+
+
+def test_a_fresh_request_that_is_misused_has_one_token():
+    handles: dict[int, Request] = {}
+    Misuse(1, "decode-fresh").prepare(handles, state({}, {}))
+    assert (handles[1].prompt_len, handles[1].seq_len) == (1, 1)
+
+
+def test_of_many_free_blocks_the_lowest_is_forged_in():
+    assert forged("release-free", {0: (1,)}) == [1, 0]
+
+
+def test_another_that_has_no_table_adds_nothing_to_a_forged_one():
+    # The history says that request 1 is live; a wrong manager may not know it.
+    handles = {0: Request(0, 1)}
+    Misuse(0, "release-foreign").prepare(handles, state({0: 1, 1: 1}, {0: (2,)}))
+    assert handles[0].block_table == [2]
+
+
+def test_nobody_is_misused_once_every_name_is_taken():
+    within = setting(requests=1)
+    found = candidates(model(within, {0: 1}, {}), within)
+    assert {0} == {command.request for command in found}
+    assert any(isinstance(command, Misuse) for command in found)
+
+
+def test_every_length_is_tried_up_to_the_limit_itself():
+    within = setting(num_blocks=9, block_size=4, declared=NEVER)
+    assert within.capacity == ALL_LENGTHS_UP_TO
+    lengths = [c.tokens for c in candidates(EMPTY, within) if isinstance(c, Prefill)]
+    assert list(range(1, ALL_LENGTHS_UP_TO + 2)) == lengths
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [("release-foreign", [2, 3, 0]), ("release-duplicate", [2, 3, 2])]
+)
+def test_one_block_is_forged_in_however_long_the_tables(kind, table):
+    assert table == forged(kind, {0: (2, 3), 1: (0, 1)}, within=setting(block_size=1))

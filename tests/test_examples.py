@@ -51,6 +51,7 @@ def assert_shortest(report: TargetReport, prop: str, *commands: Command) -> None
     assert isinstance(found[prop].proof, Shortest)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_python_driver_passes():
     report = report_of(python_driver())
     assert (report.verdict, report.reason) == ("passed", None)
@@ -62,6 +63,7 @@ def test_the_fault_of_the_python_driver_is_found_in_two_commands():
     assert_shortest(report, "table-cover", Prefill(0, 1), Decode(0))
 
 
+@pytest.mark.usefixtures("unmeasured")
 @needs_compiler
 def test_the_c_driver_passes(tmp_path):
     report = report_of(c_driver(tmp_path))

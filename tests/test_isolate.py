@@ -74,12 +74,14 @@ def test_what_a_target_prints_is_not_in_the_protocol():
     assert str(world.apply(Prefill(0, 1)).outcome) == "done"
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_good_target_keeps_its_name_and_is_not_accused():
     assert isolated("misbehaving:Good").name == "misbehaving:Good"
     result = explored("Good", Limits(depth=2))
     assert (result.found, result.doubts) == ({}, ())
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_call_that_ends_its_process_is_a_violation_that_is_proven_shortest(monkeypatch):
     options = Options(budget=60.0, isolate=True, properties=("answered",))
     target = isolated("misbehaving:Dies")

@@ -54,6 +54,29 @@ def test_a_broken_state_is_a_violation_at_its_step_and_counts():
     assert here.evaluations == {"conservation": 1}
 
 
+def test_a_vacuous_property_does_not_end_the_judging():
+    here = judge("misuse-refused", "answered", "table-unique", "conservation")
+    leaked = state({}, {}, free=(2,))
+    assert [violation.property.id for violation in here.state(leaked)] == ["conservation"]
+    wrong = step(Decode(0), ONE, ONE, outcome=Refused("no"))
+    assert [violation.property.id for violation in here.step(wrong)] == ["answered"]
+
+
+def test_each_judgement_counts():
+    here = judge("conservation", "answered")
+    for seen in (FRESH, LEAKED, ONE):
+        here.state(seen)
+    for _ in range(2):
+        here.step(GROWN)
+    assert here.evaluations == {"conservation": 3, "answered": 2}
+    assert here.commands == {"prefill": 2}
+
+
+def test_the_fresh_state_stands_at_step_0():
+    (violation,) = judge("conservation").state(LEAKED)
+    assert violation.step == 0
+
+
 def test_a_step_counts_its_command_and_only_what_had_something_to_judge():
     here = judge("answered", "misuse-refused")
     assert here.step(GROWN) == []
@@ -130,6 +153,25 @@ def test_the_state_of_the_second_target_is_judged_where_the_first_holds():
     assert 1 == len(here.reached(step(Prefill(0, 3), FRESH, LEAKED, peer=leaking)))  # noqa: SIM300
 
 
+def test_what_the_second_target_breaks_is_said_to_be_its_and_where():
+    here = judge("conservation")
+    step_3 = step(Prefill(0, 3), FRESH, LEAKED, index=3)
+    (own,) = here.reached(step_3)
+    (others,) = here.reached(step(Prefill(0, 3), FRESH, ONE, peer=step_3, index=3))
+    assert (own.step, others.step) == (3, 3)
+    assert others.broken.message == f"the second target: {own.broken.message}"
+    assert others.broken.blocks == own.broken.blocks
+
+
+def test_a_state_that_could_not_be_looked_at_is_not_judged():
+    here = judge("conservation")
+    leaking = step(Prefill(0, 3), FRESH, LEAKED)
+    assert here.reached(leaking._replace(observed=False)) == []
+    peer = step(Prefill(0, 3), FRESH, ONE, peer=leaking._replace(observed=False))
+    assert here.reached(peer) == []
+    assert here.evaluations == {"conservation": 1}
+
+
 def test_a_property_that_the_second_target_does_not_offer_is_not_judged_of_it():
     counting, one = state({}, {}, num_free=4), state({0: 3}, {0: (0, 1)}, num_free=2)
     here = Judge([PROPERTIES["free-count"]], offered(counting, FRESH))
@@ -157,11 +199,19 @@ def test_a_property_of_ones_own_is_judged_like_any_other():
         ({"ref_counts": {}}, Need.REF_COUNTS),
         ({"reverse_map": frozenset()}, Need.REVERSE_MAP),
         ({"capacities": {}}, Need.CAPACITIES),
+        ({"pending": {}}, Need.PENDING),
     ],
 )
 def test_what_the_snapshot_shows_is_offered(shown, need):
     assert need in offered(state({}, {}, **shown))
     assert need not in offered(FRESH)
+
+
+def test_what_can_be_asked_beside_the_snapshot_is_offered():
+    asked = FRESH._replace(seen=FRESH.seen._replace(listed=lambda: ()))
+    silent = FRESH._replace(seen=FRESH.seen._replace(reports=lambda: None))
+    assert {Need.LISTED} == offered(asked) - offered(FRESH)
+    assert {Need.REPORT} == offered(FRESH) - offered(silent)
 
 
 def test_a_hidden_free_list_is_not_offered():

@@ -157,3 +157,62 @@ def test_contiguous_waste_refuses_a_request_above_the_maximum_length():
 def test_contiguous_waste_refuses_what_is_no_positive_integer(arguments, error):
     with pytest.raises(error):
         contiguous_waste(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (0, "num_blocks"),
+        (1, "block_size"),
+        (2, "num_layers"),
+        (3, "num_kv_heads"),
+        (4, "head_dim"),
+        (5, "dtype_bytes"),
+    ],
+)
+def test_estimate_names_what_it_refuses(place, name):
+    arguments = [2] * 6
+    arguments[place] = 0
+    with pytest.raises(ValueError, match=f"^{name} must be >= 1, got 0$"):
+        estimate_kv_cache_bytes(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (([0], 8, 4, 2), "each of seq_lens"),
+        (([1], 0, 4, 2), "max_len"),
+        (([1], 8, 0, 2), "block_size"),
+        (([1], 8, 4, 0), "bytes_per_token"),
+    ],
+)
+def test_contiguous_waste_names_what_it_refuses(arguments, name):
+    with pytest.raises(ValueError, match=f"^{name} must be >= 1, got 0$"):
+        contiguous_waste(*arguments)
+
+
+def test_a_reservation_of_one_token_wastes_none():
+    waste = contiguous_waste([1], max_len=1, block_size=1, bytes_per_token=1)
+    assert (waste["contiguous_waste_tokens"], waste["paged_waste_tokens"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((-1, 1, 4), "seq_len must be >= 0, got -1"),
+        ((1, -1, 4), "num_blocks_held must be >= 0, got -1"),
+        ((1, 1, 0), "block_size must be >= 1, got 0"),
+    ],
+)
+def test_report_names_what_it_refuses(arguments, words):
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        allocation_report(*arguments)
+
+
+def test_report_of_no_token_in_a_held_block_is_all_tail():
+    assert allocation_report(0, 1, 4) == {
+        "logical_tokens": 0,
+        "allocated_tokens": 4,
+        "unused_tail_tokens": 4,
+        "utilization": 0.0,
+    }

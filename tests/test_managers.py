@@ -933,3 +933,52 @@ def test_both_managers_agree_over_a_random_history(num_blocks, block_size):
         ("release_request", None),
         ("release_request", HoldsNothing),
     } <= seen
+
+
+def test_a_table_that_was_replaced_by_an_equal_sequence_is_still_the_own_one(make):
+    manager = make(4, 1, 1)
+    first, second = admit(manager, 2, 1)
+    for request in (first, second):
+        request.block_table = tuple(request.block_table)
+    manager.allocate_for_decode(first)
+    assert list(first.block_table) == [0, 1, 3]
+    manager.release_request(second)
+    assert len(manager.free_blocks) == 1
+
+
+def test_a_decode_names_the_length_that_is_none(make):
+    manager = make(4, 1, 1)
+    (request,) = admit(manager, 2)
+    request.seq_len = 0
+    with pytest.raises(ValueError, match=r"^seq_len must be >= 1, got 0$"):
+        manager.allocate_for_decode(request)
+    assert request.block_table == [0, 1]
+
+
+def test_a_prefill_of_an_emptied_table_says_the_whole_of_it(make):
+    manager = make(4, 1, 1)
+    (request,) = admit(manager, 2)
+    request.block_table = []
+    with pytest.raises(AlreadyHolding) as caught:
+        manager.allocate_for_prefill(request)
+    assert str(caught.value) == (
+        "prefill of request 0, which holds blocks though its block_table was emptied by hand; "
+        "put the table back"
+    )
+
+
+def test_a_table_set_by_hand_is_told_from_anothers_whoever_is_live(make):
+    manager = make(4, 1, 1)
+    admit(manager, 1)
+    stray = Request(7, 1)
+    stray.block_table = [3]
+    with pytest.raises(AlreadyHolding, match=r"which carries the blocks \[3\] set by hand"):
+        manager.allocate_for_prefill(stray)
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "num_blocks"), (1, "block_size"), (2, "head_dim")])
+def test_construction_names_what_it_refuses(make, place, name):
+    sizes = [1, 1, 1]
+    sizes[place] = 0
+    with pytest.raises(ValueError, match=f"^{name} must be >= 1, got 0$"):
+        make(*sizes)

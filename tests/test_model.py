@@ -71,3 +71,9 @@ def test_released_requests_can_be_forgotten():
     assert Model({0: (1,)}, {}) == Model({0: (1,)}, {1: 2}).without_released()
     live = Model({0: (1,)}, {})
     assert live is live.without_released()
+
+
+def test_requests_stand_in_the_order_of_their_names_however_they_came():
+    model = EMPTY.with_live(1, (7,)).with_live(0, (1,))
+    assert list(model.live) == [0, 1]
+    assert list(model.with_released(1).with_released(0).released) == [0, 1]

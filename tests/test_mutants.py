@@ -179,6 +179,7 @@ def test_what_the_mutants_stand_on_is_correct(base, scope):
 # ---------------------------------------------------------------- found, and how short
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_found_at_its_optimum(mutant):
     explorations = explored(mutant, mutant.optimum)
@@ -212,6 +213,7 @@ def of_search(mutant: Mutant, seed: int | None) -> Counterexample:
     return next(e for e in examples if e.property == mutant.breaks)
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", SAMPLE)
 def test_seed_and_order_of_drivers_do_not_change_the_counterexample(name):
     mutant = mutants()[name]
@@ -255,6 +257,7 @@ ALONE = {
 """A mutant that only this property catches, of those that need no more observation."""
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("prop", JUDGED, ids=lambda prop: prop.id)
 def test_no_property_is_idle(prop):
     mutant = mutants()[ALONE[prop.id]]

@@ -85,6 +85,7 @@ def test_states_and_transitions_of_one_pool(blocks, block_size, reference, array
 ALL_BUT_LAST = replace(MAIN, geometries=MAIN.geometries[:-1])
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     ("factory", "scope", "expected"),
     [
@@ -99,11 +100,17 @@ def test_states_and_transitions_of_the_whole_fixed_scope(factory, scope, expecte
     assert (done.states, done.transitions) == expected
 
 
-def test_reference_and_array_agree_over_the_whole_product_of_small_pools():
-    pair, _ = PROFILES["quick"].scopes(Declarations(), pair=True)
-    small = tuple(g for g in FIXED if g.num_blocks <= 3)
-    done = counted(pair, KVCacheManager, ArrayKVCacheManager, geometries=small)
-    assert (done.states, done.transitions) == (1_321, 18_301)
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize(
+    ("profile", "requests", "expected"),
+    [("quick", 2, (1_321, 18_301)), ("ci", 3, (1_621, 28_749))],
+)
+def test_reference_and_array_agree_over_the_whole_product(profile, requests, expected):
+    main, _ = PROFILES[profile].scopes(Declarations(), pair=True)
+    assert main.geometries == tuple(g for g in FIXED if g.num_blocks <= 3)
+    assert main.requests == requests
+    done = counted(main, KVCacheManager, ArrayKVCacheManager)
+    assert (done.states, done.transitions) == expected
 
 
 def test_counts_of_the_scope_are_the_sums_over_its_pools():

@@ -73,7 +73,7 @@ def test_rejects_a_cache_that_cannot_be_read():
 
 def test_rejects_a_live_request_that_is_not_read_at_all():
     seen = state({0: 3}, {0: (0, 1)}, contents={0: None})
-    assert message(judge_contents(seen)) == "request 0 is live but can't be read"
+    assert Broken("request 0 is live but can't be read", (), (0,)) == judge_contents(seen)
 
 
 def test_no_block_is_named_where_the_table_does_not_reach():
@@ -81,3 +81,15 @@ def test_no_block_is_named_where_the_table_does_not_reach():
     judgement = judge_contents(seen)
     assert isinstance(judgement, Broken)
     assert judgement.blocks == ()
+
+
+def test_no_block_is_named_of_a_request_without_a_table():
+    judgement = judge_contents(state({0: 3}, {}, contents={0: (*TAGS[:2], POISON)}))
+    assert isinstance(judgement, Broken)
+    assert (judgement.blocks, judgement.requests) == ((), (0,))
+
+
+def test_every_request_is_read_not_only_the_first():
+    wrong = state({0: 3, 1: 1}, TABLES, within=WITHIN, contents={1: (WITHIN.tag(0, 0),)})
+    expected = "cache of request 1, position 0: reads token 0 of request 0 != token 0 of request 1"
+    assert Broken(expected, (3,), (1,)) == judge_contents(wrong)

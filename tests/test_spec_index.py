@@ -80,6 +80,26 @@ def test_rejects_a_reverse_map_with_an_entry_too_many(entry, expected, requests)
     assert Broken(expected, (3,), requests) == judgement
 
 
+def test_of_many_entries_too_many_the_first_in_the_order_of_words_is_named():
+    entries = {Owned("row 2", 0, 3), Owned(2, 0, 3)}  # These two can't be compared themselves.
+    words = "reverse_map[row 2, block 3] = logical 0, but row 2 is not live"
+    assert words == message(judge_reverse_map(seen(reverse_map=MAP | entries)))
+
+
+def test_capacities_that_are_all_zero_are_judged():
+    assert judge_capacities(state({}, {}, capacities={"row 0": 0})) is HOLDS
+
+
+@pytest.mark.parametrize(
+    ("capacities", "blocks", "requests"),
+    [({0: 3, 1: 2}, (0, 2), (0,)), ({0: 4, 1: 2, "row 2": 2}, (), ())],
+)
+def test_a_wrong_capacity_names_its_blocks_and_its_request(capacities, blocks, requests):
+    judgement = judge_capacities(seen(capacities=capacities))
+    assert isinstance(judgement, Broken)
+    assert (blocks, requests) == (judgement.blocks, judgement.requests)
+
+
 def test_accepts_capacities_of_whole_blocks():
     assert judge_capacities(seen(capacities={0: 4, 1: 2, "row 2": 0})) is HOLDS
     assert judge_capacities(state({}, {}, capacities={})) is VACUOUS
@@ -172,3 +192,18 @@ def test_rejects_a_report_that_raises():
 def test_a_request_without_blocks_uses_none_of_them():
     judgement = judge_reports(state({0: 3}, {}))
     assert judgement is HOLDS
+
+
+@pytest.mark.parametrize("rounding", [1e-12, -1e-12])
+def test_a_report_may_differ_by_rounding(rounding):
+    near = {**RIGHT, "utilization": 0.75 + rounding}
+    assert judge_reports(seen(reports={0: near})) is HOLDS
+
+
+def test_rounding_goes_up_to_a_billionth():
+    full = {**RIGHT, "logical_tokens": 4, "unused_tail_tokens": 1e-9, "utilization": 1.0}
+    assert judge_reports(state({0: 4}, {0: (0, 2)}, reports={0: full})) is HOLDS
+    full["unused_tail_tokens"] = 2e-9
+    assert "unused_tail_tokens = 2e-09 != 0" in message(
+        judge_reports(state({0: 4}, {0: (0, 2)}, reports={0: full}))
+    )

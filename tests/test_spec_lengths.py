@@ -199,3 +199,11 @@ def test_rejects_a_call_that_changes_the_requests_id_or_tokens(change, words):
         step(Prefill(0, 3), before, after, given=handle(0, 3), returned=right._replace(**change))
     )
     assert Broken(f"prefill(0, 3): {words}", (), (0,)) == judgement
+
+
+def test_rejects_a_step_after_which_anothers_handle_is_gone():
+    before, after = state({0: 3}, {0: (0, 1)}, released={1: 1}), state({0: 4}, {0: (0, 1)})
+    expected = (
+        "decode(0) changed request 1: request (seq_len 1, block_table []) before != None after"
+    )
+    assert expected == message(judge_others(step(Decode(0), before, after)))

@@ -184,3 +184,9 @@ def test_nothing_else_may_change_with_it(after, words):
 def test_no_time_passes_for_blocks_that_wait_for_blocks():
     judgement = refused(waiting({0: 1}, (1, 2), BLOCKS), waiting({}, (1, 2, 0), BLOCKS))
     assert "free_blocks before [1, 2] != [1, 2, 0] after" in message(judgement)
+
+
+def test_a_manager_that_stops_saying_what_is_pending_has_nothing_pending():
+    before = state({0: 4}, {0: (0, 1)}, within=CALLS, pending={2: 1}, free=(3,))
+    after = state({0: 4}, {0: (0, 1)}, within=CALLS)
+    assert judge_pending(step(Decode(0), before, after, outcome=OOM)) is HOLDS

@@ -186,8 +186,10 @@ def test_no_declaration_excuses_a_release_that_is_out_of_blocks():
         ({"free": (2, 3), "cached": frozenset({3})}, 2),
         ({"free": None, "num_free": 1}, 1),
         ({"free": None}, 2),
+        ({"free": (2, 2)}, 1),
+        ({"free": None, "pending": {3: 1}}, 1),
     ],
-    ids=["free list", "cached apart", "cached in it", "counter", "tables"],
+    ids=["free list", "cached apart", "cached in it", "counter", "tables", "twice", "pending"],
 )
 def test_available_is_read_from_the_best_source_there_is(snapshot, available):
     assert available == state({0: 4}, {0: (0, 1)}, **snapshot).available
@@ -268,3 +270,11 @@ def test_a_step_is_granted_only_if_it_was_allowed_and_done():
     assert step(allowed, HALF, HALF, outcome=Done()).granted
     assert not step(wrong, HALF, HALF, outcome=Done()).granted
     assert not step(allowed, HALF, HALF, outcome=OOM).granted
+
+
+def test_a_hidden_free_list_has_no_order_that_could_be_declared():
+    within = setting(declared=declaring(reorders_free=True))
+    before = state({0: 4}, {0: (0, 1)}, within=within, free=None, num_free=2)
+    after = state({0: 4}, {0: (0, 1)}, within=within, free=None, num_free=1)
+    judgement = judge_unchanged(step(Decode(0), before, after, outcome=NoBlocks("no")))
+    assert "num_free before 2 != 1 after" in message(judgement)
