@@ -82,6 +82,10 @@ class Options:
             faults=self.faults or UNDER_FAULT.id in self.properties,
         )
 
+    def report(self, targets: Iterable[TargetReport]) -> Report:
+        """What came of targets that were checked so; changes nothing."""
+        return Report(tuple(targets), self.profile, self.seed, self.plan().seconds)
+
 
 def subject(target: Target | Pair) -> Subject:
     """What a campaign checks, from a target or a pair in lockstep; changes nothing."""
@@ -106,7 +110,8 @@ def check_targets(
     """Check named targets, each in a process of its own; changes nothing else."""
     names = [target.name for target in targets]
     subject_of = _isolated_subject_of if options.isolate else _subject_of
-    return Report(tuple(run_all(names, subject_of, options.plan(), on_progress)))
+    options = options.seeded()
+    return options.report(run_all(names, subject_of, options.plan(), on_progress))
 
 
 def check(
@@ -126,8 +131,8 @@ def check(
     in another process if that can import it. Raises ValueError for bad arguments.
     """
     expected = expected_failures or {}
-    options = Options(profile, seed, budget, tuple(properties), expected, faults=faults)
-    return Report((run_campaign(_as_subject(target), options.plan()),))
+    options = Options(profile, seed, budget, tuple(properties), expected, faults=faults).seeded()
+    return options.report([run_campaign(_as_subject(target), options.plan())])
 
 
 def _as_subject(target: str | Factory) -> Subject:
@@ -159,6 +164,7 @@ def assert_holds(
     AssertionError with the equation that breaks, ValueError for an unknown property, a malformed
     command, or one that makes no sense where it stands.
     """
+    __tracebackhide__ = True  # pytest shows the line that called this, and the message
     chosen = Options(properties=() if property is None else (property,)).plan().chosen()
     geometry = Geometry(num_blocks, block_size, head_dim)
     history = [command_from_json(dict(command)) for command in commands]
@@ -186,6 +192,7 @@ def assert_holds(
 def _assert_stands(
     checked: Subject, geometry: Geometry, history: Sequence[Command], fault: Fault
 ) -> None:
+    __tracebackhide__ = True
     broken = rerun_under_fault(checked, geometry, tuple(history), fault)
     if broken is not None:
         run = ", ".join(map(str, history))

@@ -74,6 +74,14 @@ def judge_unchanged(step: Step) -> Judgement:
     return HOLDS
 
 
+def _perhaps(outcome: Done) -> str:
+    """What a grant that could not be one may have been meant to say."""
+    if outcome.value is None:
+        return ""
+    value = outcome.value
+    return f"; it returned {value}: if that says out of blocks, declare Returns({value})"
+
+
 def judge_exact(step: Step) -> Judgement:
     """Out of blocks exactly when the blocks are not there."""
     due = step.expected
@@ -81,7 +89,10 @@ def judge_exact(step: Step) -> Judgement:
         return VACUOUS
     available = step.before.available
     if isinstance(step.outcome, Done) and due.low > available:
-        return Broken(f"{step.command} granted: needed({due.low}) > available({available})")
+        return Broken(
+            f"{step.command} granted: needed({due.low}) > available({available})"
+            f"{_perhaps(step.outcome)}"
+        )
     if (
         isinstance(step.outcome, NoBlocks)
         and due.high <= available

@@ -40,7 +40,12 @@ Expected = Grant | Refuse
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The call returned and did not say that blocks ran out."""
+    """The call returned and did not say that blocks ran out.
+
+    value: what it returned, in words, where that may have been meant as an answer.
+    """
+
+    value: str | None = None
 
     def __str__(self) -> str:
         return "done"

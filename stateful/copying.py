@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable, Collection
 from functools import cache
 from io import BytesIO
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ class _Freezer(pickle.Pickler):
 
     def reducer_override(self, value: object) -> Any:
         kind: type = type(value)
+        if isinstance(value, FunctionType) and value.__dict__:
+            raise Opaque("a function is pickled by its name, without its attributes")
         if isinstance(value, np.ndarray):
             return _as_array, self._array(value)
         if _is_tensor(kind):

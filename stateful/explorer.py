@@ -245,6 +245,7 @@ class _Search:
         moved = False
         for command in world.candidates():
             if moved:
+                self._in_time()  # one call may take long
                 world = self._paths.fork(node)
             moved = True
             step = world.apply(command)
@@ -262,6 +263,11 @@ class _Search:
                 if key is not None:
                     known.add(key)
                 self._next[g].append(child)
+
+    def _in_time(self) -> None:
+        hard, (wall, _) = self._limits.hard_seconds, self._start
+        if hard is not None and monotonic() - wall > hard:
+            raise _Stop(f"its {hard:.1f} s were spent")
 
     def _key(self, world: System) -> bytes | None:
         key = world.key(self.trust)
@@ -304,12 +310,11 @@ class _Search:
 
     def _watch(self) -> None:
         states = len(self._nodes)
-        limits, (wall, cpu) = self._limits, self._start
-        soft, hard = limits.seconds, limits.hard_seconds
+        limits, (_, cpu) = self._limits, self._start
+        soft = limits.seconds
         if soft is not None and self._depth >= limits.at_least and process_time() - cpu > soft:
             raise _Stop(f"its {soft:.1f} s of processor time were spent")
-        if hard is not None and monotonic() - wall > hard:
-            raise _Stop(f"its {hard:.1f} s were spent")
+        self._in_time()
         if self._limits.states is not None and states > self._limits.states:
             raise _Stop(f"limit of {self._limits.states} states")
         if self._transitions // 64 % 16 == 0:

@@ -100,6 +100,8 @@ class _Walk:
         self.visit([const for const in code.co_consts if not isinstance(const, CodeType)])
         for cell in value.__closure__ or ():
             self.visit(cell.cell_contents)
+        if value.__dict__:
+            self.visit(value.__dict__)
 
     def _inside(self, value: Any, kind: type) -> None:
         if isinstance(value, dict):
@@ -120,7 +122,7 @@ class _Walk:
         elif not self._array(value):
             self._attributes(value, kind)
             return
-        if kind.__module__ not in ("builtins", "collections"):
+        if kind.__module__ not in ("builtins", "collections") or getattr(value, "__dict__", None):
             self._attributes(value, kind, must=False)
 
     def _mapping(self, value: Mapping[Any, Any]) -> None:

@@ -141,7 +141,7 @@ def _trouble(task: Task, swept: list[Sweep], figures: Injection) -> str | None:
 
 def _example(task: Task, swept: list[Sweep], found: Found) -> Counterexample:
     steps = len(found.commands)
-    states = sum(one.counts.states for one in swept)
+    states = 1 + sum(one.counts.states for one in swept)  # and the one that it was found in
     short = [one for one in swept if not one.covers(steps - 1)]
     proof: Proof = Shortest(states)
     if found.fault.step < steps:

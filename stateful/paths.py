@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
@@ -135,15 +136,20 @@ class Paths:
         return lambda: self._clone(first)
 
     def replay(self, node: int) -> System:
-        """A fresh world moved to `node`; raises NotDeterministic if it arrives elsewhere."""
-        world = self._make(self._geometries[self._nodes.geometry(node)])
-        for command in self._nodes.history(node):
-            world.apply(command)
+        """A fresh world moved to `node`; raises what is to blame if it arrives elsewhere."""
+        world = self._run(node)
         if world.key(self._trust) != self._nodes.key(node):
+            self.steady(lambda: self._run(node))
             names = ", ".join(map(str, self._nodes.history(node))) or "nothing"
             if self._trust.clone == "none":
                 raise NotDeterministic(f"a second run of {names} ended in another state")
             raise Distrust("clone", f"a copy and a second run differ after {names}")
+        return world
+
+    def _run(self, node: int) -> System:
+        world = self._make(self._geometries[self._nodes.geometry(node)])
+        for command in self._nodes.history(node):
+            world.apply(command)
         return world
 
     def _at(self, node: int) -> System:
@@ -160,12 +166,13 @@ class Paths:
         del self._way[kept[at] + 1 if at in kept else 0 :]
         for at in reversed(missing):
             if not self._way:
-                world = self._make(self._geometries[self._nodes.geometry(at)])
+                world = self.replay(at)
             else:
                 world = self._clone(self._way[-1][1])
                 world.apply(self._nodes.command(at))
-            if world.key(self._trust) != self._nodes.key(at):
-                raise Distrust("clone", f"a copy moved by {self._nodes.command(at)} went astray")
+                if world.key(self._trust) != self._nodes.key(at):
+                    last = self._nodes.command(at)
+                    raise Distrust("clone", f"a copy moved by {last} went astray")
             self._way.append((at, world))
         return self._way[-1][1]
 
@@ -188,7 +195,16 @@ class Paths:
             raise Distrust("clone", f"a copy and a second run: {difference}")
 
     def steady(self, make: Callable[[], System]) -> None:
-        """Raise NotDeterministic if two of a kind differ: then no key and no copy is to blame."""
-        difference = same_from_here(make, make, self._trust)
+        """Raise what is to blame if two of a kind differ: then no copy is.
+
+        NotDeterministic if they answer differently, Distrust of the key if only that differs:
+        an address or a running number in the state says nothing about the answers.
+        """
+        difference = same_from_here(make, make, replace(self._trust, key="none"))
         if difference is not None:
             raise NotDeterministic(f"two runs of one history: {difference}")
+        if make().key(self._trust) != make().key(self._trust):
+            raise Distrust("key", "two runs of one history answer alike and have different keys")
+        difference = same_from_here(make, make, self._trust)
+        if difference is not None:
+            raise Distrust("key", f"two runs of one history answer alike, but {difference}")

@@ -42,10 +42,13 @@ from pagedkv.stateful.spawning import deaf, death_of
 
 __all__ = ["PROGRESS_SECONDS", "OnEvent", "Resolve", "Update", "death_of", "run_all"]
 
+HUNG = "it hung"
 GRACE_SECONDS = 60.0
 """How long past its budget a campaign may take before it is ended."""
 CALL_SECONDS = 30.0
 """How long one call of a target may take before it hangs."""
+AGAIN_SECONDS = 10.0
+"""The same in a second run of what hung in a first one."""
 LOOK_SECONDS = 0.25
 OnEvent = Callable[[Update | TargetReport], None]
 
@@ -218,16 +221,17 @@ class _Run:
         """End a child that hangs, and ask one that takes too long to come to an end."""
         now = monotonic()
         moved = child.heard
-        if moved is not None and now - moved > CALL_SECONDS:
+        longest = AGAIN_SECONDS if child.how.startswith(HUNG) else CALL_SECONDS
+        if moved is not None and now - moved > longest:
             child.stop()
-            self._ended(child, f"it hung: no end of one call after {now - moved:.0f} s")
+            self._ended(child, f"{HUNG}: no end of one call after {now - moved:.0f} s")
         elif now > child.ends:
             if moved is not None and not child.asked_to_end:
                 child.asked_to_end, child.ends = True, now + GRACE_SECONDS
                 _interrupt(child)
                 return
             child.stop()
-            self._ended(child, f"it hung: no end after {child.elapsed:.0f} s")
+            self._ended(child, f"{HUNG}: no end after {child.elapsed:.0f} s")
 
     def _watch_memory(self) -> None:
         """End the largest child if all of them together hold too much."""

@@ -17,7 +17,10 @@ class MakesNoSense(Exception):
     """A command can't be run where it stands: `index` counts from 0."""
 
     def __init__(self, index: int, command: Command) -> None:
-        super().__init__(f"{command} makes no sense where it stands: see what came before it")
+        super().__init__(
+            f"{command} makes no sense where it stands: a call before it was answered otherwise "
+            f"than when this was recorded, or it was written wrongly"
+        )
         self.index = index
 
 

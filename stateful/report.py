@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pagedkv import __version__
 from pagedkv.specs.commands import Command
 from pagedkv.specs.faults import Fault
 from pagedkv.specs.model import Geometry
@@ -47,7 +48,7 @@ class Unfinished:
     name = "unfinished"
 
     def __str__(self) -> str:
-        return f"not cut down to the end: {self.reason}"
+        return f"not proven shortest: {self.reason}"
 
 
 Proof = Shortest | OneMinimal | Unfinished
@@ -235,9 +236,16 @@ class TargetReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All targets of one run."""
+    """All targets of one run.
+
+    profile, budget: how much was tried, in seconds for each target; None is another search than a
+    campaign. seed: of the random histories; None is the profile's own.
+    """
 
     targets: tuple[TargetReport, ...] = field(default=())
+    profile: str | None = None
+    seed: int | None = None
+    budget: float | None = None
 
     @property
     def exit_code(self) -> int:
@@ -254,4 +262,11 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report, as `pagedkv check --json` writes it."""
-        return {"schema": SCHEMA, "targets": [target.to_json() for target in self.targets]}
+        return {
+            "schema": SCHEMA,
+            "pagedkv": __version__,
+            "profile": self.profile,
+            "seed": self.seed,
+            "budget": self.budget,
+            "targets": [target.to_json() for target in self.targets],
+        }

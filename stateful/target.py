@@ -54,6 +54,11 @@ def made(factory: Factory, geometry: Geometry) -> PagedKVManager:
             raise CannotDrive(
                 f"the target makes a {type(manager).__name__} without a method {name}(req)"
             )
+    if declared.tables_outside and not callable(getattr(manager, "snapshot", None)):
+        raise CannotDrive(
+            f"tables_outside needs a method {type(manager).__name__}.snapshot(), since else nobody "
+            "could see the tables"
+        )
     return manager
 
 

@@ -182,7 +182,7 @@ class World:
         for signal in signals if command.takes_blocks else ():
             if isinstance(signal, Returns) and signal.says(value):
                 return NoBlocks(f"returned {signal.value!r}")
-        return DONE
+        return Done(repr(value)) if isinstance(value, bool | int | str) else DONE
 
     def _grant(self, before: State, logic: Logic, request: Request) -> frozenset[int]:
         """Follow a grant: write the new tokens' tags where the tables say, poison what was freed.

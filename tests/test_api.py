@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builders import declaring
 from faults import Boundary, WrongReport
-from pagedkv import KVCacheManager, assert_holds, check
+from pagedkv import KVCacheManager, __version__, assert_holds, check
 from pagedkv.api import Options, check_targets
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.targets import Pair, Target
+from projects import ALLOCATORS, LEAK, pytest_in
 
 TINY_POOLS = declaring(block_sizes=(1,), max_blocks=2)
 
@@ -31,6 +34,28 @@ BREAKS: list[dict[str, Any]] = [
     {"op": "prefill", "request": 0, "tokens": 1},
     {"op": "decode", "request": 0},
 ]
+
+
+PASTED = """
+import pagedkv
+
+def test_leak():
+    pagedkv.assert_holds(
+        "allocators_here:Leaks",
+        [{"op": "prefill", "request": 0, "tokens": 1}, {"op": "release", "request": 0}],
+        num_blocks=1,
+        block_size=1,
+    )
+
+def test_fault():
+    pagedkv.assert_holds(
+        "fragile:AppendsFirst",
+        [{"op": "prefill", "request": 0, "tokens": 1}, {"op": "decode", "request": 0}],
+        num_blocks=2,
+        block_size=1,
+        fault={"step": 2, "call": 11, "mode": "once"},
+    )
+"""
 
 
 # ---------------------------------------------------------------- check
@@ -140,7 +165,37 @@ def test_named_targets_are_checked_in_processes_of_their_own():
     assert report.targets[0] in events
 
 
+def test_the_report_says_how_it_was_made():
+    def made(**options):
+        written = check(BornWrong, budget=0.2, **options).to_json()
+        return {name: value for name, value in written.items() if name != "targets"}
+
+    quick = {"schema": 1, "pagedkv": __version__, "profile": "quick", "seed": None, "budget": 0.2}
+    assert made() == quick
+    assert made(seed=7) == {**quick, "seed": 7}
+    drawn = made(profile="nightly")
+    assert isinstance(drawn["seed"], int)
+    assert Options("ci").report([]).budget == 60.0
+
+
 # ---------------------------------------------------------------- assert_holds
+
+
+def test_a_pasted_test_shows_its_own_line_and_the_message(tmp_path):
+    (tmp_path / "test_pasted.py").write_text(PASTED, encoding="utf-8")
+    (tmp_path / "allocators_here.py").write_text(ALLOCATORS, encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("fragile.py"), tmp_path)
+    run = pytest_in(tmp_path)
+    assert run.outcomes() == {
+        "test_pasted::test_leak": "failure",
+        "test_pasted::test_fault": "failure",
+    }
+    assert LEAK in run.tests["test_pasted::test_leak"][1]
+    assert "rollback-under-fault: " in run.tests["test_pasted::test_fault"][1]
+    for _, text in run.tests.values():
+        assert "pagedkv.assert_holds(" in text
+        assert "raise AssertionError" not in text
+        assert text.rstrip().splitlines()[-1].startswith("test_pasted.py:")
 
 
 def test_a_history_that_holds_returns_nothing():

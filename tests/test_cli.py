@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from pagedkv import __version__, api, cli
-from pagedkv.commands import check
+from pagedkv.commands import check, progress
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.report import Coverage, PropertyResult, Report, TargetReport
 
@@ -99,6 +100,17 @@ def test_help_has_examples(capsys):
     assert "\n    pagedkv check mymodule:MyManager\n" in text
     for option in ("--profile", "--seed", "--budget", "--property", "--expected-failures"):
         assert option in text
+
+
+@pytest.mark.parametrize("command", ["check", "explore", "replay", "score", "shrink", "targets"])
+def test_each_command_has_examples_that_click_takes(command, capsys):
+    assert cli.main([command, "--help"]) == 0
+    examples = capsys.readouterr().out.partition("Examples:\n")[2].splitlines()
+    assert examples
+    for line in examples:
+        program, named, *arguments = shlex.split(line)
+        assert (program, named) == ("pagedkv", command)
+        cli.pagedkv.commands[command].make_context(command, arguments)
 
 
 def test_help_lists_the_commands_that_there_are(capsys):
@@ -254,6 +266,19 @@ def test_expected_failures_that_can_not_be_read_say_why(refused, tmp_path):
     assert "can't be read: No such file" in refused("check", "--expected-failures", tmp_path / "no")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     assert "can't be read: 'utf-8'" in refused("check", "--expected-failures", tmp_path / "binary")
+
+
+def test_only_a_budget_that_was_given_is_of_the_clock(checked, monkeypatch):
+    told, show = [], progress.progress
+
+    def seen(*arguments, hard):
+        told.append(hard)
+        return show(*arguments, hard=hard)
+
+    monkeypatch.setattr(progress, "progress", seen)
+    assert cli.main(["check", "reference"]) == 0
+    assert cli.main(["check", "reference", "--budget", "5"]) == 0
+    assert told == [False, True]
 
 
 # ---------------------------------------------------------------- JSON

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import subprocess
 import sys
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pagedkv
 from pagedkv.config import read_config
+from pagedkv.specs.abilities.core import KINDS
 from pagedkv.specs.catalogue import PROPERTIES
 from projects import ROOT, environment, pytest_in, write
 
@@ -89,10 +93,112 @@ def test_every_page_is_in_the_table_of_contents():
     assert sorted(["docs/README.md", *(f"docs/{name}" for name in listed)]) == PAGES
 
 
+def test_the_page_of_properties_has_every_wrong_use():
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| (\w+) \| .+ \|$", page("docs/properties.md"), re.MULTILINE
+    )
+    assert rows == [(kind, kind.partition("-")[0]) for kind in KINDS]
+
+
+# ---------------------------------------------------------------- docs/your-allocator.md
+
+
+YOURS = page("docs/your-allocator.md")
+
+
+def rows_of(cls: type) -> list[tuple[list[str], str, str]]:
+    """The names, the default and the words of each row of its table."""
+    _, _, rest = YOURS.partition(f"<!-- fields: {cls.__name__} -->\n")
+    table = rest.partition("\n\n")[0].splitlines()[2:]
+    cells = [re.fullmatch(r"\| (.+?) \| (.+?) \| (.+) \|", line) for line in table]
+    return [(re.findall(r"`(\w+)`", row[1]), row[2], row[3]) for row in cells if row]
+
+
+@pytest.mark.parametrize("cls", [pagedkv.Snapshot, pagedkv.Declarations])
+def test_each_field_has_its_row_with_the_words_of_the_docstring(cls):
+    rows = rows_of(cls)
+    assert sorted(name for names, _, _ in rows for name in names) == sorted(
+        field.name for field in fields(cls)
+    )
+    # `because` comes last in its table, and first in its docstring.
+    told = [f"{', '.join(names)}: {words}" for names, _, words in rows if names != ["because"]]
+    said = " ".join(cls.__doc__.split())
+    assert said.endswith(" ".join(told))
+    assert all(f"`because` {words}" in said for names, _, words in rows if names == ["because"])
+
+
+@pytest.mark.parametrize("cls", [pagedkv.Snapshot, pagedkv.Declarations])
+def test_each_field_has_its_default(cls):
+    default = {field.name: default_of(field) for field in fields(cls)}
+    names_in_use = {"Raises": pagedkv.Raises, "needed": MISSING}
+    for names, shown, _ in rows_of(cls):
+        told = re.findall(r"`(.+?)`|(needed)", shown)
+        values = [eval(code or word, names_in_use) for code, word in told]
+        assert dict(zip(names, values, strict=True)) == {name: default[name] for name in names}
+
+
+def default_of(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+@pytest.fixture
+def adapter(tmp_path, monkeypatch):
+    """The module of the example."""
+    for name in ("theirs.py", "adapter.py"):
+        (tmp_path / name).write_text(the(YOURS, f"file: {name}"), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("adapter")
+    for name in ("theirs", "adapter"):
+        sys.modules.pop(name)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_adapter_of_the_example_passes(adapter):
+    report = pagedkv.check(adapter.Adapter, budget=30)
+    assert report.passed, report.to_json()
+
+
+@pytest.mark.parametrize("name", ["out_of_blocks", "tables_outside", "min_blocks", "wrong_use"])
+def test_each_declaration_of_the_example_needs_its_reason(adapter, name):
+    declared = {
+        field.name: getattr(adapter.Adapter.declares, field.name)
+        for field in fields(pagedkv.Declarations)
+    }
+    del declared["because"][name]
+    with pytest.raises(ValueError, match=f"{name} = .* is declared without a reason"):
+        pagedkv.Declarations(**declared)
+
+
+def test_what_the_page_says_of_leaving_something_out(adapter):
+    base: Any = adapter.Adapter
+
+    class NotDeclared(base):  # type: ignore[misc]
+        declares = pagedkv.Declarations(tables_outside=True, because={"tables_outside": "here"})
+
+    class NotReserved(base):  # type: ignore[misc]
+        def snapshot(self):
+            seen = super().snapshot()
+            return pagedkv.Snapshot(
+                block_tables=seen.block_tables,
+                seq_lens=seen.seq_lens,
+                free_blocks=seen.free_blocks,
+            )
+
+    pool: Any = {"num_blocks": 2, "block_size": 1}
+    prefill = {"op": "prefill", "request": 0, "tokens": 2}
+    pagedkv.assert_holds(adapter.Adapter, [prefill], **pool)
+    with pytest.raises(AssertionError, match=r"declare Returns\(False\)"):
+        pagedkv.assert_holds(NotDeclared, [prefill], property="out-of-blocks", **pool)
+    with pytest.raises(AssertionError, match="leak, block 0 belongs to nobody"):
+        pagedkv.assert_holds(NotReserved, [], property="conservation", **pool)
+
+
 # ---------------------------------------------------------------- docs/pytest.md
 
 
 PYTEST = page("docs/pytest.md")
+EXPECTED = {"table-cover", "out-of-blocks", "contents"}
+"""What the fault of the README's example breaks."""
 
 
 def test_a_target_without_and_with_a_test_file_is_checked_as_the_page_shows(tmp_path):
@@ -120,8 +226,38 @@ def test_the_settings_that_the_page_shows_are_settings(tmp_path):
     assert config.targets == ("mymodule:MyManager",)
     assert config.expected("mymodule:MyManager") == {
         "table-cover": "issue 12",
-        "rollback": "issue 13",
+        "out-of-blocks": "issue 12",
+        "contents": "issue 12",
     }
+
+
+@pytest.fixture
+def as_the_page_says(tmp_path):
+    """Its test file and its settings beside the allocator, in one folder."""
+    files = {name: the(PYTEST, f"file: {name}") for name in ("test_allocator.py", "pyproject.toml")}
+    write(tmp_path, {"mymodule.py": the(page("README.md"), "file: mymodule.py"), **files})
+    return tmp_path
+
+
+def test_the_test_file_and_the_settings_go_together(as_the_page_says):
+    # Of the profile, the smaller: what the settings' own would try takes a slow machine a minute.
+    outcomes = pytest_in(as_the_page_says, "--pagedkv-profile", "quick").outcomes()
+    broken = {f"test_allocator::test_my_allocator[{name}]" for name in EXPECTED}
+    assert {name for name, outcome in outcomes.items() if outcome == "xfailed"} == broken
+    assert set(outcomes.values()) <= {"passed", "skipped", "xfailed"}, outcomes
+
+
+def test_the_test_file_does_without_the_settings(as_the_page_says):
+    (as_the_page_says / "pyproject.toml").unlink()
+    outcomes = pytest_in(as_the_page_says).outcomes()
+    assert set(outcomes.values()) == {"passed", "skipped", "xfailed"}, outcomes
+
+
+def test_a_check_with_the_settings_passes_and_keeps_traces(as_the_page_says, shell):
+    done = shell("pagedkv check --profile quick")
+    assert done.returncode == 0, done.stdout
+    kept = {file.name for file in (as_the_page_says / "traces").iterdir()}
+    assert kept == {f"mymodule-MyManager-{name}.jsonl" for name in EXPECTED}
 
 
 # ---------------------------------------------------------------- docs/ci.md
@@ -207,7 +343,7 @@ def test_from_a_failing_engine_to_one_command_and_back(shell, tmp_path):
         (tmp_path / name).write_text(the(DEBUGGING, f"file: {name}"), encoding="utf-8")
     lines = re.findall(r"^<!-- run: (\d) -->\n```console\n(.*?)\n```$", DEBUGGING, re.MULTILINE)
     outputs = blocks(DEBUGGING, "output")
-    assert len(lines) == len(outputs) == 4
+    assert len(lines) == len(outputs) == 5
     for (code, line), shown in zip(lines, outputs, strict=True):
         if line == "pagedkv replay short.jsonl":
             mend(tmp_path / "mymodule.py", the(DEBUGGING, "mend"))

@@ -94,6 +94,30 @@ def test_a_malformed_answer_is_quoted_with_what_was_due(driver, answer, line):
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("has", [["snapshot"], ["free_blocks"], None])
+def test_an_answer_without_what_the_driver_has_is_none(driver, has):
+    """It was an AttributeError, or the state before the call passed for the one after it."""
+    greeting = {"version": 1} if has is None else {"version": 1, "has": has}
+    says = (
+        f'print(json.dumps({{"id": message["id"], "outcome": "done", **{greeting}}}), flush=True)'
+    )
+    missing = "snapshot" if has is None else has[0]
+    with pytest.raises(BadAnswer, match=f'a "{missing}", .* was due, and there came {{'):
+        driver(says)(1, 1, 1)
+    shown = {"snapshot": f'"snapshot": {STATE}', "free_blocks": '"free_blocks": [0]'}[missing]
+    hello = '{"id": %d, "version": 1, "has": ["' + missing + '"], ' + shown + "}"
+    body = f"if n == 0: print({hello!r} % message['id'], flush=True); continue\n{says}"
+    manager = driver(body)(1, 1, 1)
+    with pytest.raises(BadAnswer, match=f'a "{missing}", .* was due, and there came {{'):
+        manager.allocate_for_prefill(Request(0, 1))
+
+
+def test_a_program_that_says_each_line_back_is_no_driver():
+    with pytest.raises(BadTarget, match=r'a "snapshot", or a "has" without it, was due') as caught:
+        resolve("exec:/bin/cat")
+    assert 'there came {"do": "hello"' in str(caught.value)
+
+
 def test_an_extra_answer_is_told_at_the_next_message(driver):
     body = 'for _ in range(2): print(HELLO % message["id"] , flush=True)\ntime.sleep(0.2)'
     one = driver(body)
@@ -123,8 +147,8 @@ def test_a_driver_that_ends_says_how_and_what_it_last_said(driver):
 def test_what_a_driver_says_on_stderr_neither_blocks_nor_floods(driver):
     body = (
         "print('x' * 1_000_000, file=sys.stderr)\n"
-        'if n: print(json.dumps({"id": message["id"], "outcome": "refused", "message": "no"}), '
-        "flush=True)\n"
+        'if n: print(json.dumps({**json.loads(HELLO % message["id"]), "outcome": "refused", '
+        '"message": "no"}), flush=True)\n'
         "else: " + GREETS.split(": ", 1)[1].removesuffix("; continue\n")
     )
     with pytest.raises(ValueError, match="no"):

@@ -10,7 +10,7 @@ import pytest
 
 import pagedkv
 from pagedkv.api import Options, check_targets
-from pagedkv.driver.client import Driver
+from pagedkv.driver.client import HUNG_SECONDS, Driver
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
@@ -47,12 +47,13 @@ def explored(name: str, limits: Limits) -> Exploration:
 
 
 def test_a_call_that_hangs_is_an_answer_too():
-    driver = Driver([sys.executable, "-m", "pagedkv.driver.server", "misbehaving:Hangs"], seconds=1)
+    driver = Driver([sys.executable, "-m", "pagedkv.driver.server", "misbehaving:Hangs"], seconds=3)
     world = World(driver, Geometry(1, 1))
     world.apply(Prefill(0, 1))
     step = world.apply(Release(0))
     assert isinstance(step.outcome, Raised)
     assert step.outcome.kind == "NoAnswer"
+    assert driver.seconds == HUNG_SECONDS < 3
     driver.close()
 
 

@@ -134,7 +134,7 @@ def test_a_target_that_does_something_else_each_time_is_not_deterministic():
     way, node = paths(Moody, Trust("whole", "none"), Prefill(0, 1))
     with pytest.raises(NotDeterministic) as caught:
         way.fork(node)
-    assert str(caught.value) == "a second run of prefill(0, 1) ended in another state"
+    assert str(caught.value) == "two runs of one history: they answer decode(0) differently"
 
 
 def search(factory):

@@ -232,6 +232,22 @@ def test_on_a_phone_only_the_parts_that_are_wide_scroll(show, of):
     assert min(button["width"], button["height"]) >= 44
 
 
+@pytest.mark.parametrize("width", [360, 390, 430])
+def test_no_column_is_half_hidden_below_the_names(show, width):
+    page = show(sorts(), viewport={"width": width, "height": 844})
+    edges = """async () => {
+        for (const _ of [1, 2]) await new Promise(requestAnimationFrame);  // the names follow
+        const boxes = [".under", ".band"].flatMap((name) =>
+            [...document.querySelectorAll(name)].map((e) => e.getBoundingClientRect()));
+        return [boxes[0].right, ...boxes.slice(1).flatMap((box) => [box.left, box.right])];
+    }"""
+    for key in ("End", "ArrowLeft", "ArrowLeft", "Home", "ArrowRight", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+        under, *sides = page.evaluate(edges)
+        columns = zip(sides[::2], sides[1::2], strict=True)
+        assert not [c for c in columns if c[0] + 2 < under < c[1] - 2], key
+
+
 def test_hostile_words_are_shown_and_not_run(show):
     page = show(hostile_report())
     assert page.locator("img").count() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 from pagedkv.stateful.report import Report
@@ -50,6 +51,13 @@ def test_every_element_and_attribute_is_one_that_the_schema_has():
             required, optional, children = SHAPE[element.tag]
             assert required <= set(element.attrib) <= required | optional, element.tag
             assert {child.tag for child in element} <= children, element.tag
+
+
+def test_each_suite_has_the_profile_and_the_seed():
+    for seed, told in ((7, "7"), (None, "")):
+        of = suite(parsed(replace(report(), profile="nightly", seed=seed)), "reference")
+        about = {p.get("name"): p.get("value") for p in of.iter("property")}
+        assert (about["profile"], about["seed"]) == ("nightly", told)
 
 
 def test_each_suite_counts_its_own_and_the_whole_counts_all():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from pagedkv.specs.catalogue import PROPERTIES
-from pagedkv.stateful.report import Report
+from pagedkv.stateful.report import PropertyResult, Report
 from pagedkv.stateful.reports import html_page
 from report_examples import (
     HOSTILE,
@@ -112,6 +112,28 @@ def test_the_headline_is_the_runs_verdict():
     assert headline("passed", "unknown") == "Unknown: 1 of 2 targets"
     assert headline("passed", "unknown", "violated") == "Violated: 1 of 3 targets"
     assert headline() == "Nothing was checked"
+
+
+def test_the_header_has_the_profile_and_the_seed():
+    def how(of):
+        return [text for _, text in Page(of).all("p", class_="how")]
+
+    assert how(report()) == []
+    assert how(replace(report(), profile="nightly", seed=7)) == ["profile nightly, seed 7"]
+    assert how(Report((), "ci")) == ["profile ci, the profile's own seed"]
+
+
+def test_what_is_violated_comes_first():
+    goal = PropertyResult("block-reused", "violated", 1)
+    last = PropertyResult("rollback", "violated", 1)
+    first = PropertyResult("table-valid", "passed", 1)
+    other = PropertyResult("double-free", "passed", 1)
+    assert list(PROPERTIES).index("table-valid") < list(PROPERTIES).index("rollback")
+    page = Page(Report((target("m:M", [], results=(first, goal, other, last)),)))
+    text = page.text.partition('<table class="matrix">')[2]
+    named = re.findall(r'<th scope="row"><b>(.*?)</b>', text)
+    rest = [name for name in PROPERTIES if name in ("table-valid", "double-free")]
+    assert named == ["rollback", *rest, "block-reused"]
 
 
 def test_each_target_has_a_card_with_its_verdict_reason_and_figures():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -180,6 +181,35 @@ class Phantom(KVCacheManager):
         return replace(seen, block_tables={**seen.block_tables, 77: (0,)})
 
 
+class Numbered(KVCacheManager):
+    """Each one has a number of its own, which nothing depends on and nobody declares."""
+
+    made = count()
+
+    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
+        super().__init__(num_blocks, block_size, head_dim)
+        self.number = next(self.made)
+
+
+class CountsInAFunction(KVCacheManager):
+    """Loses a block in its second release, which it counts in an attribute of a function."""
+
+    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
+        super().__init__(num_blocks, block_size, head_dim)
+
+        def count_releases() -> int:
+            count_releases.n += 1  # type: ignore[attr-defined]
+            return int(count_releases.n)  # type: ignore[attr-defined]
+
+        count_releases.n = 0  # type: ignore[attr-defined]
+        self._count = count_releases
+
+    def release_request(self, req: Request) -> None:
+        super().release_request(req)
+        if self._count() == 2:
+            self._free = self._free[1:]
+
+
 def found_in(factory: Any, *geometries: Geometry, **limits: Any) -> Exploration:
     """The exploration, once every history in it was seen to break what it says it breaks."""
     done = searched(factory, *geometries, **limits)
@@ -233,6 +263,18 @@ def test_what_can_not_be_seen_is_never_merged_and_ends_at_its_depth():
     assert done.found["conservation"].commands == LOSES
     assert (done.stopped, done.covers(4), done.covers(5)) == ("depth limit of 4", True, False)
     assert done.states > found_in(SecondRelease, ONE, depth=4).states
+
+
+def test_a_state_that_is_never_the_same_twice_is_not_taken_for_answers_that_vary():
+    done = found_in(Numbered, ONE, TWO, depth=3)
+    assert (done.found, done.stopped) == ({}, "depth limit of 3")
+    assert done.trust.key == "none"
+    assert any("answer alike" in doubt for doubt in done.doubts)
+
+
+def test_what_a_function_remembers_is_state():
+    done = found_in(CountsInAFunction, ONE)
+    assert done.found["conservation"].commands == LOSES
 
 
 def test_a_target_that_is_not_deterministic_is_called_that():

@@ -9,7 +9,7 @@ import pytest
 
 from faults import TINY, KeepsLast, SecondRelease
 from jobs import NotThere, job
-from pagedkv import KVCacheManager, OutOfBlocks, cli, mutants
+from pagedkv import KVCacheManager, OutOfBlocks, cli, mutants, scoring
 from pagedkv.api import Options
 from pagedkv.mutants import Mutant
 from pagedkv.scoring import plan_of
@@ -100,7 +100,20 @@ def test_an_unknown_name_is_one_line_with_the_nearest(capsys):
 def test_a_name_like_no_other_is_told_how_many_there_are(known, capsys):
     known(*list(mutants.mutants().values())[:3])
     assert cli.main(["score", "zzz"]) == 2
-    assert capsys.readouterr().err == "Error: 'zzz' is no mutant; there are 3\n"
+    says = "Error: 'zzz' is no mutant; `pagedkv score --list` shows all 3\n"
+    assert capsys.readouterr().err == says
+
+
+def test_they_are_listed_with_what_they_break_and_nothing_is_run(capsys, monkeypatch):
+    monkeypatch.setattr(scoring, "score_all", None)
+    assert cli.main(["score", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(mutants.mutants())
+    for line, mutant in zip(lines, mutants.mutants().values(), strict=True):
+        assert line.split(maxsplit=2) == [mutant.name, mutant.breaks, mutant.statement]
+    assert cli.main(["score", "--list", "forgets-last-block"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("forgets-last-block  conservation  ")
 
 
 def test_the_plan_is_that_of_check_up_to_the_first_violation():

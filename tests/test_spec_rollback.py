@@ -146,6 +146,12 @@ def test_rejects_a_grant_of_blocks_that_are_not_there():
     assert Broken("prefill(1, 5) granted: needed(3) > available(2)") == judgement
 
 
+def test_a_grant_that_can_be_none_says_what_the_call_returned():
+    judgement = judge_exact(step(Prefill(1, 5), HALF, HALF, outcome=Done("False")))
+    says = "it returned False: if that says out of blocks, declare Returns(False)"
+    assert Broken(f"prefill(1, 5) granted: needed(3) > available(2); {says}") == judgement
+
+
 def test_rejects_out_of_blocks_while_they_are_there():
     judgement = judge_exact(step(Prefill(1, 4), HALF, HALF, outcome=OOM))
     expected = "prefill(1, 4) refused as out of blocks: needed(2) <= available(2); OOM: none left"

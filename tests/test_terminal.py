@@ -283,7 +283,8 @@ def test_the_rate_is_that_of_the_phase(monkeypatch):
         tell(update("a", 6.0, "resume", transitions=40))
         tell(update("a", 30.0, "resume", transitions=64))
     ends = [line.partition("depth 5, ")[2] for line in stream.getvalue().splitlines()[1:]]
-    assert ends == ["20/s, 17 s left", "16 s left", "10/s, 15 s left", "14 s left", "1/s, 0 s left"]
+    over = "1/s, past its time, finishing depth 6"
+    assert ends == ["20/s, 17 s left", "16 s left", "10/s, 15 s left", "14 s left", over]
 
 
 def test_a_terminal_shows_a_bar_for_each_target_and_then_nothing():
@@ -344,6 +345,13 @@ def test_a_terminal_that_is_none_gets_lines(monkeypatch, name, value):
     with progress(stream, ["a"], 20.0, {}) as tell:
         tell(update("a"))
     assert stream.getvalue() == "a: started, at most 20 s\n"
+
+
+def test_a_budget_of_processor_time_is_said_to_be_one():
+    stream = StringIO()
+    with progress(stream, ["a"], 30.0, {}, hard=False) as tell:
+        tell(update("a"))
+    assert stream.getvalue() == "a: started, about 30 s of processor time\n"
 
 
 # ---------------------------------------------------------------- the list of targets

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from allocators import Plain, broken, moved, world
 from builders import declaring
 from pagedkv import KVCacheManager, Snapshot
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.model import POISON
+from pagedkv.stateful.target import CannotDrive
 
 
 def contents(here):
@@ -118,6 +121,16 @@ def test_reserved_blocks_are_never_written_or_expected():
         world(Reserved), Prefill(0, 8), Prefill(1, 1), Decode(0), Release(0), Prefill(1, 1)
     )
     assert here.pool.read([(0, 0), (0, 1)]) == (POISON, POISON)
+
+
+def test_tables_outside_of_the_handles_need_a_snapshot():
+    class Unseen(KVCacheManager):
+        declares = declaring(tables_outside=True)
+        snapshot = None  # type: ignore[assignment]  # taken away
+
+    line = r"tables_outside needs a method Unseen\.snapshot\(\), since else nobody could see"
+    with pytest.raises(CannotDrive, match=line):
+        world(Unseen)
 
 
 def test_tables_may_be_kept_outside_the_handles():

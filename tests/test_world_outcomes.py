@@ -73,7 +73,7 @@ def test_several_ways_to_say_out_of_blocks_can_be_declared():
 
 def test_an_equal_value_that_is_not_the_declared_one_is_no_refusal():
     here = world(speaking(0, Returns(value=False)))
-    assert Done() == here.apply(Prefill(0, 9)).outcome
+    assert Done("0") == here.apply(Prefill(0, 9)).outcome
 
 
 def test_a_refusal_may_be_any_value():

@@ -55,7 +55,7 @@ Examples:
     type=click.Choice(PROFILES),
     default="quick",
     show_default=True,
-    help="How much is tried: half a minute a target, under a minute, or ten minutes.",
+    help="How much is tried: half a minute a target, a minute or two, or ten.",
 )
 @click.option(
     "--seed",
@@ -152,20 +152,19 @@ def _run(chosen: Sequence[Target | Pair], options: Options) -> Report:
     """Check them all; what is known already if even a second Ctrl-C came."""
     from pagedkv.api import check_targets
     from pagedkv.commands.progress import progress
-    from pagedkv.stateful.report import Coverage, Report, TargetReport
+    from pagedkv.stateful.report import Coverage, TargetReport
 
     done: dict[str, TargetReport] = {}
     names = [target.name for target in chosen]
     try:
-        with progress(sys.stderr, names, options.plan().seconds, done) as show:
+        plan = options.plan()
+        with progress(sys.stderr, names, plan.seconds, done, hard=plan.hard) as show:
             return check_targets(chosen, options, show)
     except KeyboardInterrupt:
         nothing = Coverage(0, 0, 0, exhausted=False, stopped="interrupted")
-        return Report(
-            tuple(
-                done.get(name) or TargetReport(name, "unknown", "interrupted", (), (), nothing, 0.0)
-                for name in names
-            )
+        return options.report(
+            done.get(name) or TargetReport(name, "unknown", "interrupted", (), (), nothing, 0.0)
+            for name in names
         )
 
 

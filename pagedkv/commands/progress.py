@@ -29,14 +29,17 @@ def progress(
     names: Sequence[str],
     budget: float | None,
     done: MutableMapping[str, TargetReport],
+    *,
+    hard: bool = True,
 ) -> Iterator[Listener]:
     """What to tell of the campaigns: bars on a terminal, lines elsewhere and in CI.
 
-    budget: seconds for each; None if there is no end to wait for. Puts each report into `done`
-    as it comes.
+    budget: seconds for each; None if there is no end to wait for. hard: of the clock, and not of
+    processor time. Puts each report into `done` as it comes.
     """
     console = console_on(stream)
-    with _bars(console, names, budget) if _live(console) else _lines(console, budget) as tell:
+    live = _live(console)
+    with _bars(console, names, budget) if live else _lines(console, budget, hard=hard) as tell:
 
         def listen(event: Update | TargetReport) -> None:
             if isinstance(event, TargetReport):
@@ -97,10 +100,14 @@ class _StepPace:
 
 
 @contextmanager
-def _lines(console: Console, budget: float | None) -> Iterator[Listener]:
+def _lines(console: Console, budget: float | None, *, hard: bool) -> Iterator[Listener]:
     """One line when a target starts, one now and then, one when it ends."""
     last: dict[str, float] = {}
     pace = _Pace(budget)
+    limit = ""
+    if budget is not None:
+        of = f"at most {budget:.0f} s" if hard else f"about {budget:.0f} s of processor time"
+        limit = f", {of}"
 
     def tell(event: Update | TargetReport) -> None:
         if isinstance(event, TargetReport):
@@ -108,7 +115,6 @@ def _lines(console: Console, budget: float | None) -> Iterator[Listener]:
         elif event.target not in last:
             last[event.target] = monotonic()
             pace.words(event)
-            limit = "" if budget is None else f", at most {budget:.0f} s"
             console.print(f"{event.target}: started{limit}")
         elif monotonic() - last[event.target] >= PLAIN_SECONDS:
             last[event.target] = monotonic()
@@ -153,7 +159,9 @@ class _Pace:
         at = event.progress
         left = ""
         if self._budget is not None:
-            left = f", {max(0.0, self._budget - event.elapsed):.0f} s left"
+            seconds = self._budget - event.elapsed
+            over = f", past its time, finishing depth {at.depth + 1}"
+            left = f", {seconds:.0f} s left" if seconds >= 0.5 else over
         return (
             f"{event.phase}, {count(at.states, 'state')}, "
             f"{count(at.transitions, 'transition')}, depth {at.depth}{self._rate(event)}{left}"

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from pagedkv.stateful.traces import Trace
 
 
-@click.command()
+_EXAMPLES = """\b
+Examples:
+  pagedkv replay traces/conservation.jsonl
+  pagedkv replay trace.jsonl --target mymodule:MyManager
+  pagedkv replay trace.jsonl --svg trace.svg
+"""
+
+
+@click.command(epilog=_EXAMPLES)
 @click.argument("file", metavar="TRACE", type=click.Path(path_type=Path))
 @click.option("--target", metavar="TARGET", help="Run it on this one instead of the recorded one.")
 @click.option(
@@ -52,6 +60,8 @@ def replay(file: Path, target: str | None, svg: Path | None) -> int:
     _show(subject.name, trace, example, file, to_stdout=svg == STDOUT)
     if svg is not None and example is not None:
         _draw(subject.name, example, svg)
+    elif svg is not None:
+        click.echo(f"--svg {svg}: nothing to draw: it no longer breaks", err=True)
     return 0 if example is None else 1
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   pagedkv score
+  pagedkv score --list
   pagedkv score reads-ascending leaks-at-third-release
   pagedkv score --seeds 10 --json score.json
 """
@@ -47,7 +48,17 @@ Examples:
     metavar="FILE",
     help="Write the scores as JSON too; - is stdout, and the text then goes to stderr.",
 )
-def score(names: tuple[str, ...], seed: int | None, seeds: int, json_file: Path | None) -> int:
+@click.option(
+    "--list", "only_list", is_flag=True, help="List them, or those named, and run nothing."
+)
+def score(
+    *,
+    names: tuple[str, ...],
+    seed: int | None,
+    seeds: int,
+    json_file: Path | None,
+    only_list: bool,
+) -> int:
     """Measure what the suite finds of faults that are known.
 
     Runs the quick profile against allocators with exactly one planted fault each, all of them or
@@ -63,6 +74,9 @@ def score(names: tuple[str, ...], seed: int | None, seeds: int, json_file: Path 
     if json_file is not None:
         check_writable(json_file, "--json")
     chosen = _chosen(names, mutants())
+    if only_list:
+        _list(chosen)
+        return 0
     drawn = [seed] if seeds == 1 else [(seed or 0) + k for k in range(seeds)]
     runs = _run(chosen, drawn)
     summary = summary_of([run for of_one in runs.values() for run in of_one])
@@ -80,9 +94,20 @@ def _chosen(names: Sequence[str], known: Mapping[str, Mutant]) -> list[Mutant]:
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)}"
-            raise Refused(f"{name!r} is no mutant; {hint}")
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            where = f"`pagedkv score --list` shows all {len(known)}"
+            raise Refused(f"{name!r} is no mutant; {hint}{where}")
     return [known[name] for name in dict.fromkeys(names)] or list(known.values())
+
+
+def _list(chosen: Sequence[Mutant]) -> None:
+    """A line for each: its name, the property that it breaks, and what is wrong with it."""
+    from pagedkv.terminal import console_on
+
+    console = console_on(sys.stdout)
+    name, breaks = (max(len(getattr(m, of)) for m in chosen) for of in ("name", "breaks"))
+    for mutant in chosen:
+        console.print(f"{mutant.name:{name}}  {mutant.breaks:{breaks}}  {mutant.statement}")
 
 
 def _run(chosen: Sequence[Mutant], seeds: Sequence[int | None]) -> dict[str, list[Run]]:

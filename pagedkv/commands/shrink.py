@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from pagedkv.stateful.traces import Trace
 
 
-@click.command()
+_EXAMPLES = """\b
+Examples:
+  pagedkv shrink trace.jsonl
+  pagedkv shrink trace.jsonl --output short.jsonl
+  pagedkv shrink trace.jsonl --target mymodule:MyManager
+"""
+
+
+@click.command(epilog=_EXAMPLES)
 @click.argument("file", metavar="TRACE", type=click.Path(path_type=Path))
 @click.option("--target", metavar="TARGET", help="Run it on this one instead of the recorded one.")
 @click.option(

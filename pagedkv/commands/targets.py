@@ -6,8 +6,13 @@ import sys
 
 import click
 
+_EXAMPLES = """\b
+Examples:
+  pagedkv targets
+"""
 
-@click.command()
+
+@click.command(epilog=_EXAMPLES)
 def targets() -> None:
     """List the built-in targets.
 

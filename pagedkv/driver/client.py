@@ -13,7 +13,7 @@ from typing import Any
 
 from pagedkv.declarations import Declarations
 from pagedkv.driver import wire
-from pagedkv.driver.channel import Channel, Died
+from pagedkv.driver.channel import Channel, Died, NoAnswer
 from pagedkv.driver.history import CantBeHad, Node, hello, reset, same, sent, state
 from pagedkv.driver.remote import RemoteManager, kind_of
 from pagedkv.driver.wire import BadAnswer
@@ -24,6 +24,8 @@ PROCESSES = 2
 START_SECONDS = 60.0
 """How long the first answer of a process may take: it may have much to load."""
 ANSWER_SECONDS = 10.0
+HUNG_SECONDS = 1.0
+"""How long an answer may take once one did not come."""
 BATCH = 32
 """So many messages may wait in a pipe at once without filling it."""
 WATCH_PERIOD = 2000
@@ -115,7 +117,12 @@ class Driver:
         if self._asked >= WATCH_PERIOD:
             self._asked = 0
             check_memory(channel.pid)
-        answers = channel.ask(messages, seconds, check_memory)
+        try:
+            answers = channel.ask(messages, seconds, check_memory)
+        except NoAnswer:
+            # Where one call hangs others will, and what is due of a target that hangs is an answer.
+            self.seconds = min(self.seconds, HUNG_SECONDS)
+            raise
         for answer in answers:
             if "died" in answer:
                 if len(messages) > 1:  # some of them may have died with it, unanswered

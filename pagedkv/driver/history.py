@@ -82,14 +82,24 @@ STATE = ("snapshot", "free_blocks", "pool", "wrote", "unobserved", "key")
 
 
 def state(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What an answer shows of a fresh pool; changes nothing."""
+    """What an answer shows of a fresh pool; changes nothing.
+
+    Raises BadAnswer for one that neither says what the driver has nor shows a snapshot: a program
+    that says each line back answers a greeting so, version and all.
+    """
+    if not {"has", "snapshot", "unobserved"} & answer.keys():
+        raise BadAnswer('a "snapshot", or a "has" without it,', answer)
+    return _shown(answer)
+
+
+def _shown(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {name: answer[name] for name in STATE if name in answer}
 
 
 def same(node: Node, answer: Mapping[str, Any]) -> None:
     """Raise Varies unless a node's message is answered as before."""
     if node.parent is None:
-        answer = state(answer)
+        answer = _shown(answer)
     if answer == node.answer:
         return
     what = node.message["do"]

@@ -31,6 +31,7 @@ class RemoteManager:
         assert driver.declares is not None
         self.declares = driver.declares
         self._driver = driver
+        self._has: Sequence[str] = root.message["has"]
         self._numbers: dict[int, tuple[Request, int]] = {}  # by identity, which the value keeps
         self._next = 0
         self._known: dict[int, int] = {}  # request id -> the handle that it has or had
@@ -41,6 +42,7 @@ class RemoteManager:
         if "pool" in root.answer:
             self._mirror = _pool_of(root.answer["pool"], geometry)
         self._take(root)
+        _check_shown(self._has, root.answer)
 
     def _take(self, node: Node) -> None:
         """Stand at `node`, and see what its answer shows. Raises BadAnswer."""
@@ -92,6 +94,7 @@ class RemoteManager:
             outcome = answer.get("outcome")
             if outcome not in wire.OUTCOMES:
                 raise BadAnswer(f"an outcome of {', '.join(wire.OUTCOMES)}", answer)
+            _check_shown(self._has, answer)
         except Failure as error:
             self._failed = error
             raise
@@ -252,6 +255,15 @@ def kind_of(has: Sequence[str]) -> type[RemoteManager]:
 
 
 # ---------------------------------------------------------------- pieces of answers
+
+
+def _check_shown(has: Sequence[str], answer: Mapping[str, Any]) -> None:
+    """Raise BadAnswer for an answer without what the driver said that each has."""
+    if "unobserved" in answer:
+        return
+    for name in ("snapshot", "free_blocks"):
+        if name in has and name not in answer:
+            raise BadAnswer(f'a "{name}", as in each answer of a driver that has it,', answer)
 
 
 def _error_of(data: object) -> SaidRaised:

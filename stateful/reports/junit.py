@@ -21,7 +21,7 @@ def junit_xml(report: Report) -> str:
     """The report as JUnit XML; changes nothing. A report on nothing has no suite."""
     root = ET.Element("testsuites", {"name": "pagedkv"})
     for target in report.targets:
-        root.append(_suite(target))
+        root.append(_suite(target, report))
     seconds = sum(target.seconds for target in report.targets)
     root.attrib |= {"tests": str(len(root.findall(".//testcase"))), "time": f"{seconds:.3f}"}
     for name in ("failures", "errors"):
@@ -31,13 +31,14 @@ def junit_xml(report: Report) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
-def _suite(target: TargetReport) -> ET.Element:
+def _suite(target: TargetReport, report: Report) -> ET.Element:
     name = plain(target.target)
     suite = ET.Element("testsuite", {"name": name})
     properties = ET.SubElement(suite, "properties")
-    for key, value in target.coverage.to_json().items():
+    coverage = {f"coverage.{key}": value for key, value in target.coverage.to_json().items()}
+    for key, value in {"profile": report.profile, "seed": report.seed, **coverage}.items():
         told = "; ".join(value) if isinstance(value, list) else value
-        about = {"name": f"coverage.{key}", "value": "" if told is None else plain(str(told))}
+        about = {"name": key, "value": "" if told is None else plain(str(told))}
         ET.SubElement(properties, "property", about)
     for result in target.properties:
         case = ET.SubElement(suite, "testcase", {"name": result.id, "classname": name})

@@ -115,10 +115,26 @@
       }
       const left = Number(band.getAttribute("x"));
       const right = left + Number(band.getAttribute("width"));
-      const hidden = Number(this.labels.querySelector(".under").getAttribute("width")) + 8;
-      if (left - hidden < this.strip.scrollLeft) this.strip.scrollLeft = left - hidden;
+      const hidden = Number(this.labels.querySelector(".under").getAttribute("width")) + 3;
+      if (left - hidden < this.strip.scrollLeft) this.scrollTo(left - hidden);
       const room = this.strip.clientWidth;
-      if (right + 16 > this.strip.scrollLeft + room) this.strip.scrollLeft = right + 16 - room;
+      if (right + 16 > this.strip.scrollLeft + room) {
+        // On to where a column begins: none is to be half hidden below the names of the rows.
+        const least = Math.min(right + 16 - room, left - hidden);
+        const starts = [...this.svg.querySelectorAll(".band")]
+          .map((other) => Number(other.getAttribute("x")) - hidden);
+        this.scrollTo(Math.min(...starts.filter((start) => start >= least)));
+      }
+    }
+
+    // Pads the picture where it would end before it is scrolled as far as that.
+    scrollTo(x) {
+      const { width, height } = this.svg.viewBox.baseVal;
+      this.full = this.full || width;
+      const wide = Math.max(this.full, x + this.strip.clientWidth);
+      this.svg.setAttribute("width", wide);
+      this.svg.setAttribute("viewBox", `0 0 ${wide} ${height}`);
+      this.strip.scrollLeft = x;
     }
   }
 

@@ -50,6 +50,7 @@ def html_page(report: Report) -> str:
     return environment.get_template("page.html").render(
         version=__version__,
         headline=headline(report),
+        how=how(report),
         report=report,
         examples=examples,
         films=[example.film.to_json() for example in examples if example.film is not None],
@@ -75,6 +76,14 @@ def headline(report: Report) -> str:
     if violated:
         return f"Violated: {violated} {of}"
     return f"Unknown: {unknown} {of}" if unknown else f"Passed: {count} {of}"
+
+
+def how(report: Report) -> str:
+    """The profile and the seed in a few words; changes nothing. Empty where there is neither."""
+    if report.profile is None:
+        return ""
+    seed = "the profile's own seed" if report.seed is None else f"seed {report.seed}"
+    return f"profile {report.profile}, {seed}"
 
 
 def _shown(value: object) -> object:
@@ -164,9 +173,13 @@ class _Row:
     goal: bool
     results: Sequence[PropertyResult | None]
 
+    @property
+    def violated(self) -> bool:
+        return any(result is not None and result.verdict == "violated" for result in self.results)
+
 
 def _rows(report: Report) -> list[_Row]:
-    """The properties in the catalogue's order, those that must hold before the goals."""
+    """What must hold before the goals; of each what is violated first, as in the catalogue."""
     columns = [{result.id: result for result in target.properties} for target in report.targets]
     rows = [
         _Row(
@@ -179,7 +192,7 @@ def _rows(report: Report) -> list[_Row]:
         for name, prop in PROPERTIES.items()
         if any(name in column for column in columns)
     ]
-    return sorted(rows, key=lambda row: row.goal)
+    return sorted(rows, key=lambda row: (row.goal, not row.violated))
 
 
 def figures(target: TargetReport) -> list[tuple[str, str]]:
