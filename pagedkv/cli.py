@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # What a target says may be in no encoding that the terminal has.
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = pagedkv.main(arguments, standalone_mode=False)
+        code = pagedkv.main(arguments, prog_name="pagedkv", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2

@@ -444,3 +444,30 @@ def test_a_wrong_boundary_is_found_from_a_shell_in_two_commands(tmp_path):
     again = run("-q", "-p", "no:cacheprovider", cwd=tmp_path, program=("-m", "pytest"))
     assert again.returncode == 1
     assert "table-cover: " + example["message"] in again.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_given_what_completes(shell):
+    told = subprocess.run(
+        [sys.executable, "-m", "pagedkv"],
+        env={**ENVIRONMENT, "_PAGEDKV_COMPLETE": f"{shell}_source"},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr
+    assert f"_PAGEDKV_COMPLETE={shell}_complete" in told.stdout
+
+
+def test_built_in_targets_complete():
+    told = subprocess.run(
+        [sys.executable, "-m", "pagedkv"],
+        env={
+            **ENVIRONMENT,
+            "_PAGEDKV_COMPLETE": "bash_complete",
+            "COMP_WORDS": "pagedkv check ref",
+            "COMP_CWORD": "2",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.split() == ["plain,reference"], told.stderr

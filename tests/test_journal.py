@@ -29,6 +29,7 @@ def checked(name: str) -> TargetReport:
     return report
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_death_from_outside_accuses_nobody_and_the_run_goes_on_to_the_next_target():
     bad, good = run_all(["killed", "good"], resolve, PLAN, lambda _: None, 1)
     assert (bad.verdict, bad.counterexamples) == ("unknown", ())
@@ -119,6 +120,7 @@ def test_an_exit_is_cut_down_to_a_history_that_is_fatal_alone():
     )
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_death_that_does_not_come_again_is_told_as_that(tmp_path, monkeypatch):
     monkeypatch.setenv("PAGEDKV_TEST_MARK", str(tmp_path / "mark"))
     report = checked("dies-once")
@@ -174,6 +176,7 @@ def test_the_pulse_of_a_stuck_call_tells_for_how_long_and_that_of_a_slow_one_doe
     assert max(told) > 0.2
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_target_that_takes_all_memory_is_ended(monkeypatch):
     floor = 1 << 30
     monkeypatch.setattr(processes, "most", lambda: floor)
@@ -192,6 +195,7 @@ def test_memory_is_measured_and_a_process_within_its_share_is_left_alone():
 # ---------------------------------------------------------------- what is an answer like any other
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_target_s_own_keyboard_interrupt_is_not_the_user_s():
     report = checked("interrupts")
     assert report.verdict == "violated"

@@ -22,8 +22,10 @@ from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Need, Sometimes
 from pagedkv.stateful.explorer import Exploration, Limits, explore
 from pagedkv.stateful.profiles import Scope
+from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Counterexample
 from pagedkv.targets import resolve
+from untraced import untraced
 
 ALL = tuple(mutants().values())
 JUDGED = tuple(
@@ -179,12 +181,17 @@ def test_what_the_mutants_stand_on_is_correct(base, scope):
 # ---------------------------------------------------------------- found, and how short
 
 
-@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_found_at_its_optimum(mutant):
-    explorations = explored(mutant, mutant.optimum)
+    with untraced():
+        explorations = explored(mutant, mutant.optimum)
     assert found(explorations).get(mutant.breaks) == mutant.optimum
     assert [doubt for exploration in explorations for doubt in exploration.doubts] == []
+    (shown,) = (e.found[mutant.breaks] for e in explorations if mutant.breaks in e.found)
+    scope = SCOPES[len(explorations) - 1]
+    make = partial(checked(mutant).world, scope, shown.geometry)
+    ran = replay(make, shown.commands, Judge(PROPERTIES.values(), offered(*make().states)))
+    assert mutant.breaks in {violation.property.id for violation in ran.violations}
 
 
 SAMPLE = (

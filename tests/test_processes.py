@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+import pytest
+
 from faults import TINY
 from pagedkv import KVCacheManager, Request
 from pagedkv.specs.abilities.core import Decode, Prefill
@@ -104,18 +106,21 @@ def test_a_target_that_dies_costs_no_other_and_reports_stand_in_the_given_order(
     assert {event.target for event in events if isinstance(event, Update)} <= set(names)
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_death_by_a_signal_without_a_name_costs_no_other():
     reports, _ = checked(["unnamed", "exits"])
     assert [report.verdict for report in reports] == ["unknown", "violated"]
     assert "its process died" in str(reports[0].reason)
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_death_in_the_middle_of_a_message_costs_no_other():
     reports, _ = checked(["stammers", "exits"])
     assert [report.verdict for report in reports] == ["unknown", "violated"]
     assert "its process died" in str(reports[0].reason)
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_target_that_prints_without_end_is_checked_all_the_same(capfd):
     (report,), _ = checked(["prints"])
     assert report.coverage.states > 0
@@ -126,6 +131,7 @@ def test_a_target_that_prints_without_end_is_checked_all_the_same(capfd):
     assert len(err) < 2 * SHOWN
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_target_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(processes, "CALL_SECONDS", 4.0)
     (report,) = run_all(["hangs"], resolve, PLAN, lambda _: None, 1)

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pagedkv.commands.common import Refused, check_properties, resolve_all
+from pagedkv.commands.common import (
+    Refused,
+    check_properties,
+    complete_target,
+    resolve_all,
+)
 from pagedkv.commands.defaults import config_option
 from pagedkv.commands.files import check_folder, reason_of, write_traces
 from pagedkv.commands.reports import Files, report_options
@@ -49,7 +54,7 @@ Examples:
 
 
 @click.command(epilog=_CHECK_EXAMPLES)
-@click.argument("names", metavar="[TARGET]...", nargs=-1)
+@click.argument("names", metavar="[TARGET]...", nargs=-1, shell_complete=complete_target)
 @click.option(
     "--profile",
     type=click.Choice(PROFILES),

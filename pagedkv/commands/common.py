@@ -18,6 +18,13 @@ class Refused(click.ClickException):
     exit_code = 2
 
 
+def complete_target(_context: object, _parameter: object, typed: str) -> list[str]:
+    """The built-in names that begin with what was typed, for shell completion."""
+    from pagedkv.targets import BUILTINS
+
+    return [builtin.name for builtin in BUILTINS if builtin.name.startswith(typed)]
+
+
 def resolve_all(names: Iterable[str], *, isolate: bool = False) -> list[Target | Pair]:
     """The targets, each once, in the order given; none of their code runs here if `isolate`."""
     from pagedkv.targets import BadTarget, default_targets, is_apart, isolated, resolve

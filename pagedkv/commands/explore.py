@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from pagedkv.commands.common import Refused, resolve_one
+from pagedkv.commands.common import Refused, complete_target, resolve_one
 from pagedkv.commands.files import STDOUT, check_writable, put
 
 _EXAMPLES = """\b
@@ -20,7 +20,7 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("name", metavar="TARGET")
+@click.argument("name", metavar="TARGET", shell_complete=complete_target)
 @click.option("--blocks", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--block-size", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option(
