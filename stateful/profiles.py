@@ -87,7 +87,7 @@ def _possible(geometries: tuple[Geometry, ...], declared: Declarations) -> tuple
     return tuple(Geometry(n, smallest) for n in pools if declared.supports(n, smallest))
 
 
-_QUICK = Profile("quick", 30.0, 4, 100, 50, True, pair_requests=2, pair_blocks=3, engine_blocks=3)
+_QUICK = Profile("quick", 40.0, 4, 100, 50, True, pair_requests=2, pair_blocks=3, engine_blocks=3)
 PROFILES: Mapping[str, Profile] = {
     "quick": _QUICK,
     "ci": replace(_QUICK, name="ci", seconds=60.0, depth=5, examples=200, pair_requests=3),
