@@ -13,6 +13,11 @@ from untraced import untraced
 # Commands that the tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What the machine that runs the tests says of itself changes what commands show and how much of
+# it: pytest prints whole summaries where CI is set, Hypothesis takes another profile.
+for name in ("CI", "BUILD_NUMBER", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 
 @pytest.fixture
 def children_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:

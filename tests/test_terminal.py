@@ -38,7 +38,7 @@ class Tty(StringIO):
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     """Nothing of the machine that runs the tests changes what is shown."""
-    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+    for name in ("TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
