@@ -15,12 +15,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pagedkv.builtin import BUILTINS, Builtin, prefixes
 from pagedkv.declarations import Declarations
 from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.model import Geometry
@@ -56,53 +55,6 @@ class Pair:
     def name(self) -> str:
         """Both names, as `resolve` reads them."""
         return f"{self.left.name}+{self.right.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Builtin:
-    """A target that pagedkv knows by name: where it is, and the module that it can't do without."""
-
-    name: str
-    where: str
-    statement: str
-    needs: str
-    install: str
-
-    @property
-    def installed(self) -> bool:
-        """Whether `needs` is there, looked for without importing any of it; changes nothing."""
-        path = None
-        for name in _prefixes(self.needs):
-            spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
-            if spec is None:
-                return False
-            path = spec.submodule_search_locations or ()
-        return True
-
-
-BUILTINS: tuple[Builtin, ...] = (
-    Builtin(
-        "reference",
-        "pagedkv.reference:KVCacheManager",
-        "The obviously right manager: lists and loops, the lowest free block first.",
-        "torch",
-        "pip install torch",
-    ),
-    Builtin(
-        "array",
-        "pagedkv.arrays:ArrayKVCacheManager",
-        "The fast manager: numpy arrays for tables, lengths, owners and the free stack.",
-        "torch",
-        "pip install torch",
-    ),
-    Builtin(
-        "torch",
-        "pagedkv.engines.torch_paged:TorchPagedAttention",
-        "torch's experimental PagedAttention, behind an adapter.",
-        "torch.nn.attention.experimental._paged_attention",
-        "pip install 'torch>=2.6'",
-    ),
-)
 
 
 def default_targets() -> tuple[Target | Pair, ...]:
@@ -273,7 +225,7 @@ def _import(spec: str, name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as error:
-        if error.name in _prefixes(name) and not _user_frames(error):
+        if error.name in prefixes(name) and not _user_frames(error):
             near = _near(name, [path.stem for path in Path.cwd().glob("*.py")])
             what = f"no module {error.name}, neither in {here} nor installed{near}"
             _bad(spec, what, error)
@@ -351,12 +303,6 @@ def _bad(spec: str, what: str, cause: BaseException | None = None) -> NoReturn:
 def _near(word: str, known: Iterable[str]) -> str:
     matches = get_close_matches(word, list(known), n=3)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
-
-
-def _prefixes(name: str) -> list[str]:
-    """`a`, `a.b` and `a.b.c` for `a.b.c`."""
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _one_line(error: BaseException) -> str:

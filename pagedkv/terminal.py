@@ -28,7 +28,7 @@ from pagedkv.stateful.reproducer import pytest_function
 from pagedkv.stateful.text import by_history, counterexamples_text, plain, together
 
 if TYPE_CHECKING:
-    from pagedkv.targets import Builtin
+    from pagedkv.builtin import Builtin
 
 _STYLES: dict[Verdict, str] = {
     "passed": "green",

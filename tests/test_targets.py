@@ -10,8 +10,9 @@ import pytest
 
 from pagedkv import targets
 from pagedkv.arrays import ArrayKVCacheManager
+from pagedkv.builtin import BUILTINS, Builtin
 from pagedkv.reference import KVCacheManager
-from pagedkv.targets import BUILTINS, BadTarget, Builtin, Pair, Target, default_targets, resolve
+from pagedkv.targets import BadTarget, Pair, Target, default_targets, resolve
 
 MANAGER = """
     from pagedkv import KVCacheManager

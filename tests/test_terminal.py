@@ -8,6 +8,7 @@ from io import StringIO
 
 import pytest
 
+from pagedkv.builtin import Builtin
 from pagedkv.commands import progress as running
 from pagedkv.commands.progress import progress, watch
 from pagedkv.specs.abilities.core import Prefill
@@ -24,7 +25,6 @@ from pagedkv.stateful.report import (
 )
 from pagedkv.stateful.reproducer import pytest_function
 from pagedkv.stateful.text import counterexample_text, counterexamples_text
-from pagedkv.targets import Builtin
 from pagedkv.terminal import console_on, give_up, hints, show_builtins, show_report
 
 

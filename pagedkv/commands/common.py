@@ -20,7 +20,7 @@ class Refused(click.ClickException):
 
 def complete_target(_context: object, _parameter: object, typed: str) -> list[str]:
     """The built-in names that begin with what was typed, for shell completion."""
-    from pagedkv.targets import BUILTINS
+    from pagedkv.builtin import BUILTINS
 
     return [builtin.name for builtin in BUILTINS if builtin.name.startswith(typed)]
 
@@ -42,8 +42,9 @@ def resolve_all(names: Iterable[str], *, isolate: bool = False) -> list[Target |
 
 def _survive(name: str) -> None:
     """Raise Refused if importing and making the target kills, or hangs, a process."""
+    from pagedkv.builtin import BUILTINS
     from pagedkv.stateful.processes import death_of
-    from pagedkv.targets import BUILTINS, resolve
+    from pagedkv.targets import resolve
 
     if {*name.split("+")} <= {builtin.name for builtin in BUILTINS}:
         return

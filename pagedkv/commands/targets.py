@@ -18,7 +18,7 @@ def targets() -> None:
 
     Says of each whether it can run here, and how to install what it lacks.
     """
-    from pagedkv.targets import BUILTINS
+    from pagedkv.builtin import BUILTINS
     from pagedkv.terminal import console_on, show_builtins
 
     show_builtins(console_on(sys.stdout), BUILTINS)

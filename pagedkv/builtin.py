@@ -1,0 +1,60 @@
+"""The targets that pagedkv knows by name, and what each can't do without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Builtin:
+    """A target that pagedkv knows by name: where it is, and the module that it can't do without."""
+
+    name: str
+    where: str
+    statement: str
+    needs: str
+    install: str
+
+    @property
+    def installed(self) -> bool:
+        """Whether `needs` is there, looked for without importing any of it; changes nothing."""
+        path = None
+        for name in prefixes(self.needs):
+            spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
+            if spec is None:
+                return False
+            path = spec.submodule_search_locations or ()
+        return True
+
+
+BUILTINS: tuple[Builtin, ...] = (
+    Builtin(
+        "reference",
+        "pagedkv.reference:KVCacheManager",
+        "The obviously right manager: lists and loops, the lowest free block first.",
+        "torch",
+        "pip install torch",
+    ),
+    Builtin(
+        "array",
+        "pagedkv.arrays:ArrayKVCacheManager",
+        "The fast manager: numpy arrays for tables, lengths, owners and the free stack.",
+        "torch",
+        "pip install torch",
+    ),
+    Builtin(
+        "torch",
+        "pagedkv.engines.torch_paged:TorchPagedAttention",
+        "torch's experimental PagedAttention, behind an adapter.",
+        "torch.nn.attention.experimental._paged_attention",
+        "pip install 'torch>=2.6'",
+    ),
+)
+
+
+def prefixes(name: str) -> list[str]:
+    """`a`, `a.b` and `a.b.c` for `a.b.c`."""
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
