@@ -212,6 +212,7 @@ def copied(handle: Request, memo: dict[int, Any]) -> Request:
         twin.seq_len = handle.seq_len
         twin.block_table = handle.block_table[:]
         twin.tokens = handle.tokens[:]
+        twin.extra_key = handle.extra_key
     return twin
 
 
