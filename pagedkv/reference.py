@@ -255,7 +255,9 @@ def in_pool(block: object, num_blocks: int) -> bool:
         return False
 
 
-def already_holding(req: Request, live: Request | None, action: str = "prefill") -> AlreadyHolding:
+def already_holding(
+    req: Request, live: Request | None, action: str = "prefill of"
+) -> AlreadyHolding:
     """Return the error for a prefill of `req`; `live` is the live handle with its id, if any."""
     if live is None:
         why = f"which carries the blocks {req.block_table} set by hand; empty its block_table first"
@@ -265,7 +267,7 @@ def already_holding(req: Request, live: Request | None, action: str = "prefill")
         why = f"which holds the blocks {req.block_table}; release it first"
     else:
         why = "which holds blocks though its block_table was emptied by hand; put the table back"
-    return AlreadyHolding(f"{action} of request {req.request_id}, {why}")
+    return AlreadyHolding(f"{action} request {req.request_id}, {why}")
 
 
 def misuse(
