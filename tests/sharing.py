@@ -13,6 +13,15 @@ from pagedkv import HoldsNothing, MisuseError, OutOfBlocks, Request
 
 POISON = -1.0
 
+NAMES = {
+    "prefill": "allocate_for_prefill",
+    "decode": "allocate_for_decode",
+    "append": "allocate_for_append",
+    "release": "release_request",
+    "truncate": "truncate_request",
+    "fork": "fork_request",
+}
+
 
 class Drive:
     """One manager under random calls; `step` makes one, and asserts what must hold after it.
@@ -61,7 +70,9 @@ class Drive:
         if self.draw.random() < 0.1:
             length = most + self.draw.randint(0, 1)
         tokens = [self.token() for _ in range(length)]
-        self.admit(Request(name, length, tokens, extra_key=self.draw.choice([None, None, None, "a"])))
+        self.admit(
+            Request(name, length, tokens, extra_key=self.draw.choice([None, None, None, "a"]))
+        )
 
     def resume(self) -> None:
         request = self.pick(self.gone)
@@ -204,15 +215,6 @@ class Drive:
 
     # ---------------------------------------------------------------- calling and following
 
-    NAMES = {
-        "prefill": "allocate_for_prefill",
-        "decode": "allocate_for_decode",
-        "append": "allocate_for_append",
-        "release": "release_request",
-        "truncate": "truncate_request",
-        "fork": "fork_request",
-    }
-
     def call(self, name: str, request: Request, needed: int, room: int, *arguments: Any,
              hits: list[int] | None = None) -> bool:  # fmt: skip
         """Make the call; whether it was granted, which it must be if `needed` <= `room`."""
@@ -222,10 +224,9 @@ class Drive:
             rest = () if name == "fork" else arguments
             assert getattr(manager, f"can_{name}")(request, *rest) == (needed <= room)
         try:
-            getattr(manager, self.NAMES.get(name, name))(request, *arguments)
+            getattr(manager, NAMES.get(name, name))(request, *arguments)
         except OutOfBlocks as error:
-            assert (error.needed, error.available) == (needed, room)
-            assert needed > room
+            self.refused(error, needed, room)
             assert (everything(manager), request.block_table) == (was, table)
             self.seen[f"{name} refused"] = self.seen.get(f"{name} refused", 0) + 1
             return False
@@ -244,6 +245,10 @@ class Drive:
         withheld = (after.withheld or frozenset()) - (before.withheld or frozenset())
         self.given += [block for block in table[::-1] if block in withheld]
         return True
+
+    def refused(self, error: OutOfBlocks, needed: int, room: int) -> None:
+        assert (error.needed, error.available) == (needed, room)
+        assert needed > room
 
     def stamp(self, before: frozenset[int], after: frozenset[int], order: list[int]) -> None:
         """Note when blocks became cached; they came back in this order."""
