@@ -78,6 +78,8 @@ def _made(
         "forks_eagerly": forks_eagerly,
         "publishes_at_once": publishes_at_once,
         "window": window,
+        # Nothing is added that the hooks of this very kind do not know.
+        **{hook: kind.__dict__[hook] for hook in ("state_key", "clone") if hook in kind.__dict__},
     }
     return type(name, (kind,), own)
 

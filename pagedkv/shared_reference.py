@@ -28,6 +28,9 @@ class SharedKVCacheManager(SharedPlans):
     (NeurIPS 2024), section 3, RadixAttention.
     """
 
+    # Its own, and so that of each `configured` kind: what a subclass adds, they do not know.
+    state_key, clone = SharedPlans.state_key, SharedPlans.clone
+
     # ---------------------------------------------------------------- the core
 
     def allocate_for_prefill(self, req: Request) -> None:

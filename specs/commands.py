@@ -59,12 +59,12 @@ class Command(ABC):
     def perform(self, manager: Any, handles: Handles) -> object:
         """Call the manager; mutates it and the handle."""
 
-    def written(self, manager: Any, model: Model, request: Request) -> int:
+    def written(self, manager: Any, before: State, request: Request) -> int:
         """How many leading tokens need no writing after a grant; changes nothing.
 
-        model: the one before the call. What the call copied or found is there already.
+        What the call copied or found is there already.
         """
-        return len(model.live.get(self.request, ()))
+        return len(before.model.live.get(self.request, ()))
 
     def advance(self, model: Model, setting: Setting) -> Model:
         """The model after a grant; changes nothing."""

@@ -6,7 +6,7 @@ and gives back what the window has left behind. Its blocks are called pages, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count as counting
 
@@ -23,6 +23,13 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
         need += shares_tail(model, setting, request) - len(_dead(model, setting, request, after))
     had = lookahead if before else 0
     return Grant(low=max(0, need - had), high=max(0, need) + lookahead)
+
+
+def admission(model: Model, setting: Setting, tags: tuple[int, ...]) -> Grant:
+    """Blocks due for a new prompt: those that live requests hold by content may be found."""
+    whole = setting.geometry.blocks_for(len(tags))
+    found = shared_blocks(model, setting, tags) if setting.by_content else 0
+    return Grant(low=whole - found, high=whole + setting.declared.lookahead)
 
 
 def grown(model: Model, setting: Setting, request: int, count: int) -> Model:
@@ -109,6 +116,14 @@ def shares_tail(model: Model, setting: Setting, request: int) -> bool:
     return sum(pages[-1] in held for held in model.pages.values()) > 1
 
 
+def blocks_at_most(model: Model, setting: Setting) -> int:
+    """Blocks that the live requests hold in all, at most; changes nothing."""
+    if setting.tracks_pages and not setting.by_content:
+        return blocks_due(model, setting)
+    lookahead = setting.declared.lookahead * len(model.live)
+    return lookahead + sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
+
+
 def blocks_due(model: Model, setting: Setting) -> int:
     """Blocks that the live requests need in all, at least; changes nothing."""
     size = setting.geometry.block_size
@@ -140,6 +155,15 @@ def free_name(model: Model, setting: Setting) -> int | None:
         tags = (*model.live.values(), *model.swapped.values())
         taken |= {(tag - 1) // setting.stride for held in tags for tag in held}
     return next((r for r in range(setting.names) if r not in taken), None)
+
+
+def outlived(model: Model, setting: Setting, order: Sequence[int]) -> tuple[int, ...]:
+    """Names that only tags know, since a fork outlived them, as they appear in that order."""
+    if setting.names == setting.requests or setting.by_content:
+        return ()
+    tags = [tag for r in order for tag in model.live.get(r) or model.swapped.get(r, ())]
+    writers = dict.fromkeys((tag - 1) // setting.stride for tag in tags)
+    return tuple(r for r in writers if r not in order)
 
 
 def _ends(seq_len: int, size: int) -> range:

@@ -116,11 +116,12 @@ def judge_reports(state: State) -> Judgement:
         null = state.setting.declared.null_block
         held = len(table) if null is None else sum(block != null for block in table)
         allocated = held * state.setting.geometry.block_size
+        unused = len(table) * state.setting.geometry.block_size - len(tags)
         due: dict[str, float] = {
             "logical_tokens": len(tags),
             "allocated_tokens": allocated,
-            "unused_tail_tokens": allocated - len(tags),
-            "utilization": len(tags) / allocated if allocated else 0.0,
+            "unused_tail_tokens": unused,
+            "utilization": (allocated - unused) / allocated if allocated else 0.0,
         }
         report = reports[r]
         if isinstance(report, Unreadable):

@@ -87,9 +87,14 @@ class Setting:
         """Tags that one request can have.
 
         A history ends at the first wrong grant, so no request outgrows the pool by more than
-        one token.
+        one token; behind a window it may grow for ever, and is stopped.
         """
-        return self.capacity + 2
+        return self.capacity + (self.declared.window or 0) + 2
+
+    def may_grow(self, seq_len: int) -> bool:
+        """Whether a request may grow to so many tokens: with a window it would for ever."""
+        window = self.declared.window
+        return window is None or seq_len <= self.capacity + window
 
     def tag(self, request: int, position: int) -> int:
         """The tag of one token: > 0, and exact in every float format for small pools."""

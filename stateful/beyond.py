@@ -67,9 +67,11 @@ def carry(manager: Any, pool: Pool, host: Pool | None, before: State, after: Sta
     take = getattr(manager, "take_copies", None)
     for source, there in () if take is None else take():
         _copy(pool, source, pool, there, size)
-    if host is None or not isinstance(host, ShadowPool):
-        return
     was, now = before.seen.snapshot, after.seen.snapshot
+    if isinstance(host, TensorPool):
+        host.poison(_blocks_of(was.swapped) - _blocks_of(now.swapped))
+    if not isinstance(host, ShadowPool):
+        return
     for r, blocks in _moved(was.swapped, now.swapped).items():
         for source, there in zip(was.block_tables.get(r, ()), blocks, strict=False):
             _copy(pool, source, host, there, size)
@@ -83,6 +85,10 @@ def _moved(
     was: Mapping[int, tuple[int, ...]] | None, now: Mapping[int, tuple[int, ...]] | None
 ) -> dict[int, tuple[int, ...]]:
     return {r: blocks for r, blocks in (now or {}).items() if r not in (was or {})}
+
+
+def _blocks_of(swapped: Mapping[int, tuple[int, ...]] | None) -> set[int]:
+    return {block for held in (swapped or {}).values() for block in held}
 
 
 def _copy(source: Pool, block: int, there: Pool, to: int, size: int) -> None:

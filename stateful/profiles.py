@@ -52,6 +52,8 @@ class Scope:
         kept = ", released handles kept" if self.keeps_released else ""
         if self.abilities:
             kept += f", with {', '.join(sorted(self.abilities))}"
+        if "window" in self.abilities:
+            kept += ", requests of at most the pool and a window"
         return (
             f"pools of up to {blocks} block(s), block sizes {', '.join(map(str, sizes))}, "
             f"{self.requests} request(s){kept}"

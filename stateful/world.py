@@ -17,6 +17,7 @@ from pagedkv.abilities import AbilityName
 from pagedkv.declarations import Declarations, Raises, Returns
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.commands import Command
+from pagedkv.specs.growth import outlived
 from pagedkv.specs.model import Geometry, Model, Setting
 from pagedkv.specs.steps import (
     DONE,
@@ -223,7 +224,7 @@ class World:
             eyes.pool.poison(freed)
             self._freed |= freed
         tags = model.live.get(command.request, ())
-        there = command.written(self.manager, before.model, request)
+        there = command.written(self.manager, before, request)
         if len(tags) > there:
             slots = eyes.slots(command.request, seen.block_tables, len(tags))[there:]
             eyes.pool.write(slots, tags[there : there + len(slots)])
@@ -244,7 +245,7 @@ class World:
         for r in self.state.model.released:
             self.handles.pop(r, None)
         logic, seen = self._logic.without_released(), self.state.seen
-        views = {r: handle for r, handle in seen.handles.items() if r in logic.model.live}
+        views = {r: handle for r, handle in seen.handles.items() if r in self.handles}
         self._stand(logic, seen.snapshot, views)
 
     def hooks(self) -> Trust:
@@ -341,15 +342,8 @@ class World:
         """How tags change if the requests in `order` are called 0, 1, 2, ..."""
         if self.setting.by_content:
             return None
-        return renaming((*order, *self._outlived(order)), self.setting.stride)
-
-    def _outlived(self, order: tuple[int, ...]) -> tuple[int, ...]:
-        """Names that only tags know, since a fork outlived them, in an order of their own."""
-        if self.setting.names == self.setting.requests:
-            return ()
-        model, stride = self.state.model, self.setting.stride
-        tags = [tag for r in order for tag in model.live.get(r) or model.swapped.get(r, ())]
-        return tuple(dict.fromkeys(r for tag in tags if (r := (tag - 1) // stride) not in order))
+        also = outlived(self.state.model, self.setting, order)
+        return renaming((*order, *also), self.setting.stride)
 
     def _more(self, order: tuple[int, ...]) -> object:
         """What the core does not have: content, forks, the second pool."""

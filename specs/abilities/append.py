@@ -24,7 +24,9 @@ class Append(Command):
     tokens: int
 
     def enabled(self, model: Model, setting: Setting) -> bool:
-        return "append" in setting.declared.abilities and self.request in model.live
+        tags = model.live.get(self.request)
+        able = "append" in setting.declared.abilities and tags is not None
+        return able and setting.may_grow(len(tags or ()) + self.tokens)
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         return demand(model, setting, self.request, len(model.live[self.request]) + self.tokens)
@@ -58,7 +60,8 @@ def candidates(model: Model, setting: Setting) -> Iterator[Command]:
             room = -len(model.live[r]) % size
             counts = {*range(1, room + 2), *(room + n for n in lengths(model, setting))}
             for tokens in sorted(counts):
-                yield Append(r, tokens)
+                if (append := Append(r, tokens)).enabled(model, setting):
+                    yield append
 
 
 def _several(step: Step) -> bool:

@@ -11,7 +11,16 @@ from pagedkv.specs import contents, free_list, goals, index, pending, rollback, 
 from pagedkv.specs import lengths as seq_lens
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo, nothing_to_undo
-from pagedkv.specs.growth import blocks_due, demand, free_name, grown, let_go, resumed
+from pagedkv.specs.growth import (
+    admission,
+    blocks_at_most,
+    blocks_due,
+    demand,
+    free_name,
+    grown,
+    let_go,
+    resumed,
+)
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.steps import Expected, Grant, Refuse, State
 
@@ -23,7 +32,8 @@ class Decode(Command):
     op: ClassVar[str] = "decode"
 
     def enabled(self, model: Model, setting: Setting) -> bool:
-        return self.request in model.live
+        tags = model.live.get(self.request)
+        return tags is not None and setting.may_grow(len(tags) + 1)
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         return demand(model, setting, self.request, len(model.live[self.request]) + 1)
@@ -64,7 +74,7 @@ class Prefill(Command):
         return self.request not in model.live and self.tokens > 0
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        return demand(model, setting, self.request, self.tokens)
+        return admission(model, setting, setting.more(self.request, (), self.tokens))
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         return put(handles, self.request, Request(self.request, self.tokens))
@@ -72,8 +82,8 @@ class Prefill(Command):
     def question(self) -> tuple[str, tuple[int, ...]]:
         return "can_prefill", ()
 
-    def written(self, manager: Any, model: Model, request: Request) -> int:
-        return found(manager, request)
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        return found(manager, before.setting, request)
 
     def perform(self, manager: PagedKVManager, handles: Handles) -> object:
         return manager.allocate_for_prefill(handles[self.request])
@@ -117,7 +127,9 @@ class Resume(Command):
         return self.request in model.released and setting.declared.resumes
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        return demand(model, setting, self.request, model.released[self.request])
+        length = model.released[self.request]
+        tags = model.kept.get(self.request) or setting.more(self.request, (), length)
+        return admission(model, setting, tags)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         return nothing_to_undo
@@ -125,8 +137,8 @@ class Resume(Command):
     def question(self) -> tuple[str, tuple[int, ...]]:
         return "can_prefill", ()
 
-    def written(self, manager: Any, model: Model, request: Request) -> int:
-        return found(manager, request)
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        return found(manager, before.setting, request)
 
     def perform(self, manager: PagedKVManager, handles: Handles) -> object:
         return manager.allocate_for_prefill(handles[self.request])
@@ -207,7 +219,7 @@ class Misuse(Command):
         if self.kind in _FRESH:
             return self.request not in model.live and (self.kind != "release-stolen" or others > 0)
         if self.kind == "release-free":
-            most = blocks_due(model, setting) + setting.declared.lookahead * len(model.live)
+            most = blocks_at_most(model, setting)
             return self.request in model.live and most < len(setting.usable)
         return self.request in model.live and (self.kind != "release-foreign" or others > 0)
 
@@ -244,10 +256,9 @@ class Misuse(Command):
                 return manager.release_request(request)
 
 
-def found(manager: Any, request: Request) -> int:
+def found(manager: Any, setting: Setting, request: Request) -> int:
     """How many tokens of a prompt its prefill found in the cache; changes nothing."""
-    cached = getattr(manager, "cached_tokens", None)
-    return 0 if cached is None else int(cached(request))
+    return int(manager.cached_tokens(request)) if setting.by_content else 0
 
 
 def put(handles: Handles, name: int, request: Request) -> Undo:
@@ -294,7 +305,8 @@ def candidates(model: Model, setting: Setting) -> Iterator[Command]:
     live, kept = sorted(model.live), sorted(model.released)
     fresh = free_name(model, setting)
     for r in live:
-        yield Decode(r)
+        if (decode := Decode(r)).enabled(model, setting):
+            yield decode
     if fresh is not None:
         for tokens in lengths(model, setting):
             yield Prefill(fresh, tokens)

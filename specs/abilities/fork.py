@@ -51,8 +51,8 @@ class Fork(Command):
     def asks_about(self) -> int:
         return self.parent
 
-    def written(self, manager: Any, model: Model, request: Request) -> int:
-        return len(model.live[self.parent])
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        return len(before.model.live[self.parent])
 
     def perform(self, manager: Any, handles: Handles) -> object:
         return manager.fork_request(handles[self.parent], handles[self.request])

@@ -18,7 +18,7 @@ from pagedkv.specs.abilities.core import found, lengths, put
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
 from pagedkv.specs.content import EXTRAS, tags_of
-from pagedkv.specs.growth import free_name, placed, shared_blocks
+from pagedkv.specs.growth import admission, free_name, placed
 from pagedkv.specs.model import POISON, Model, Setting
 from pagedkv.specs.properties import (
     HOLDS,
@@ -31,7 +31,7 @@ from pagedkv.specs.properties import (
     Property,
     Sometimes,
 )
-from pagedkv.specs.steps import Expected, Grant, NoBlocks, State, Step
+from pagedkv.specs.steps import Expected, NoBlocks, State, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,7 @@ class Admit(Command):
         return tags_of(self.tokens, self.extra, setting.geometry.block_size)
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        whole = setting.geometry.blocks_for(len(self.tokens))
-        return Grant(whole - shared_blocks(model, setting, self.tags(setting)), whole)
+        return admission(model, setting, self.tags(setting))
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         extra = self.extra or None
@@ -70,8 +69,8 @@ class Admit(Command):
     def question(self) -> tuple[str, tuple[int, ...]]:
         return "can_prefill", ()
 
-    def written(self, manager: Any, model: Model, request: Request) -> int:
-        return found(manager, request)
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        return found(manager, before.setting, request)
 
     def perform(self, manager: Any, handles: Handles) -> object:
         return manager.allocate_for_prefill(handles[self.request])

@@ -76,8 +76,8 @@ class SwapIn(Command):
     def question(self) -> tuple[str, tuple[int, ...]]:
         return "can_swap_in", ()
 
-    def written(self, manager: Any, model: Model, request: Request) -> int:
-        return len(model.swapped[self.request])
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        return len(before.model.swapped[self.request])
 
     def perform(self, manager: Any, handles: Handles) -> object:
         return manager.swap_in(handles[self.request])
