@@ -52,15 +52,14 @@ class SharedArrayKVCacheManager(SharedViews):
             self._drop_host(plan, self._out("release", req).blocks)
         else:
             self._drop(plan, self._holding("release", req).blocks)
-        plan.give(req, req.seq_len)
+        plan.give(req, req.seq_len, [])
         self._commit(plan)
 
     # ---------------------------------------------------------------- append, truncate, fork
 
     def allocate_for_append(self, req: Request, count: SupportsIndex) -> None:
         """Make room for `count` >= 1 more tokens, all or nothing. Mutates both."""
-        self._needs("append", "allocate_for_append")
-        self._commit(self._grow("append", req, as_int("count", count, minimum=1)))
+        self._commit(self._append(req, count))
 
     def truncate_request(self, req: Request, seq_len: SupportsIndex) -> None:
         """Keep the first `seq_len` tokens, 1 <= seq_len <= req.seq_len. Mutates both."""
@@ -76,16 +75,18 @@ class SharedArrayKVCacheManager(SharedViews):
         full = blocks_for(kept, self.block_size)
         plan = Plan(self)
         self._drop(plan, held.blocks[full:])
-        plan.give(req, kept, held._replace(blocks=held.blocks[:full]))
+        blocks = held.blocks[:full]
+        plan.give(req, kept, blocks.tolist(), held=held._replace(blocks=blocks))
         self._commit(plan)
 
     def fork_request(self, req: Request, child: Request) -> None:
         """Let `child`, a fresh handle of the same length, hold what `req` holds. Mutates both."""
         self._needs("fork", "fork_request")
-        plan, blocks = self._fork(req)
+        self._holding("fork", req)
         self._unknown("fork into", child)
         self._alike(req, child)
-        plan.give(child, child.seq_len, Held(child, blocks, 0))
+        plan, blocks = self._fork(req)
+        plan.give(child, child.seq_len, blocks.tolist(), held=Held(child, blocks, 0))
         self._commit(plan)
 
     # ---------------------------------------------------------------- prefix
@@ -118,17 +119,15 @@ class SharedArrayKVCacheManager(SharedViews):
 
     def swap_out(self, req: Request) -> None:
         """Move what `req` holds to the second pool; its length is kept. Mutates both."""
-        self._needs("swap", "swap_out")
         plan, held, there = self._swap_out(req)
-        plan.give(req, req.seq_len, hosted=held._replace(blocks=there))
+        plan.give(req, req.seq_len, [], hosted=held._replace(blocks=there))
         self._write(plan, self.host_kv_cache, there, self.physical_kv_cache, held.blocks)
         self._commit(plan)
 
     def swap_in(self, req: Request) -> None:
         """Move it back into fresh blocks, ceil(seq_len / block_size) of them. Mutates both."""
-        self._needs("swap", "swap_in")
         plan, held, here = self._swap_in(req)
-        plan.give(req, req.seq_len, held._replace(blocks=here))
+        plan.give(req, req.seq_len, here.tolist(), held=held._replace(blocks=here))
         if self.publishes_at_once:
             self._publish(plan, req, here, req.seq_len)
         self._write(plan, self.physical_kv_cache, here, self.host_kv_cache, held.blocks)
@@ -138,37 +137,36 @@ class SharedArrayKVCacheManager(SharedViews):
 
     def can_prefill(self, req: Request) -> bool:
         """Whether `allocate_for_prefill` would be granted; changes nothing."""
-        self._needs("ask", "can_prefill")
-        return _granted(lambda: self._prefill(req))
+        return self._would("can_prefill", lambda: self._prefill(req))
 
     def can_decode(self, req: Request) -> bool:
         """Whether `allocate_for_decode` would be granted; changes nothing."""
-        self._needs("ask", "can_decode")
-        return _granted(lambda: self._grow("decode", req, 1))
+        return self._would("can_decode", lambda: self._grow("decode", req, 1))
 
     def can_append(self, req: Request, count: SupportsIndex) -> bool:
         """Whether `allocate_for_append` would be granted; changes nothing."""
-        self._needs("ask", "can_append")
-        self._needs("append", "can_append")
-        return _granted(lambda: self._grow("append", req, as_int("count", count, minimum=1)))
+        return self._would("can_append", lambda: self._append(req, count))
 
     def can_fork(self, req: Request) -> bool:
-        """Whether `fork_request` to a fresh handle would be granted; changes nothing."""
-        self._needs("ask", "can_fork")
-        self._needs("fork", "can_fork")
-        return _granted(lambda: self._fork(req))
+        """Whether `fork_request` into a fresh handle would be granted; changes nothing."""
+        return self._would("can_fork", lambda: self._fork(req))
 
     def can_swap_out(self, req: Request) -> bool:
         """Whether `swap_out` would be granted; changes nothing."""
-        self._needs("ask", "can_swap_out")
-        self._needs("swap", "can_swap_out")
-        return _granted(lambda: self._swap_out(req))
+        return self._would("can_swap_out", lambda: self._swap_out(req))
 
     def can_swap_in(self, req: Request) -> bool:
         """Whether `swap_in` would be granted; changes nothing."""
-        self._needs("ask", "can_swap_in")
-        self._needs("swap", "can_swap_in")
-        return _granted(lambda: self._swap_in(req))
+        return self._would("can_swap_in", lambda: self._swap_in(req))
+
+    def _would(self, call: str, plan: Callable[[], object]) -> bool:
+        """Whether the call with this plan would be granted; wrong use is a no."""
+        self._needs("ask", call)
+        try:
+            plan()
+        except (OutOfBlocks, TypeError, ValueError):
+            return False
+        return True
 
     # ---------------------------------------------------------------- group
 
@@ -193,7 +191,7 @@ class SharedArrayKVCacheManager(SharedViews):
     # ---------------------------------------------------------------- what a call comes to
 
     def _prefill(self, req: Request) -> Plan:
-        self._unknown("prefill", req)
+        self._unknown("prefill of", req)
         seq_len = as_int("seq_len", req.seq_len, minimum=1)
         hits = NOTHING
         if "prefix" in self.abilities:
@@ -207,10 +205,14 @@ class SharedArrayKVCacheManager(SharedViews):
         self._share(plan, hits)
         fresh = self._take(plan, blocks_for(seq_len, size) - len(hits), req.request_id)
         blocks = np.concatenate((hits, fresh)) if len(hits) else fresh
-        plan.give(req, seq_len, Held(req, blocks, len(hits) * size))
+        plan.give(req, seq_len, blocks.tolist(), held=Held(req, blocks, len(hits) * size))
         if self.publishes_at_once:
             self._publish(plan, req, blocks, seq_len)
         return plan
+
+    def _append(self, req: Request, count: SupportsIndex) -> Plan:
+        self._needs("append", "allocate_for_append")
+        return self._grow("append", req, as_int("count", count, minimum=1))
 
     def _grow(self, action: str, req: Request, count: int) -> Plan:
         # The last entry is never null: the last token stands there, and no window leaves it behind.
@@ -231,7 +233,8 @@ class SharedArrayKVCacheManager(SharedViews):
             plan.let_go = copied
             pool = self.physical_kv_cache
             self._write(plan, pool, plan.taken[:1], pool, copied)
-        plan.give(req, longer, held._replace(blocks=blocks))
+        table = req.block_table if blocks is held.blocks else blocks.tolist()
+        plan.give(req, longer, table, held=held._replace(blocks=blocks))
         if self.publishes_at_once:
             self._publish(plan, req, blocks, longer)
         return plan
@@ -246,17 +249,17 @@ class SharedArrayKVCacheManager(SharedViews):
 
     def _behind(self, plan: Plan, blocks: Int64, start: int) -> Int64:
         """Plan to give back what lies wholly before position `start`; the table without it."""
-        behind = blocks[: max(0, start) // self.block_size]
-        gone = behind[behind != NULL_BLOCK]
-        if not len(gone):
+        behind = min(max(0, start) // self.block_size, len(blocks))
+        if not behind or blocks[behind - 1] == NULL_BLOCK:
             return blocks
-        self._drop(plan, gone)
+        self._drop(plan, blocks[:behind])
         blocks = blocks.copy()
-        blocks[: len(behind)] = NULL_BLOCK
+        blocks[:behind] = NULL_BLOCK
         return blocks
 
     def _fork(self, req: Request) -> tuple[Plan, Int64]:
         """What a child of `req` holds, and the plan that leads there."""
+        self._needs("fork", "fork_request")
         held = self._holding("fork", req)
         blocks, size = held.blocks, self.block_size
         seq_len = fitting_length(req, len(blocks), size, "fork")
@@ -271,8 +274,8 @@ class SharedArrayKVCacheManager(SharedViews):
 
     def _swap_out(self, req: Request) -> tuple[Plan, Held, Int64]:
         """The plan, what goes, and the blocks of the second pool where it goes."""
+        self._needs("swap", "swap_out")
         held = self._holding("swap_out", req)
-        fitting_length(req, len(held.blocks), self.block_size, "swap_out")
         plan = Plan(self)
         there = self._take_host(plan, len(held.blocks), req.request_id)
         self._drop(plan, held.blocks)
@@ -280,18 +283,10 @@ class SharedArrayKVCacheManager(SharedViews):
 
     def _swap_in(self, req: Request) -> tuple[Plan, Held, Int64]:
         """The plan, what comes, and the blocks where it comes."""
+        self._needs("swap", "swap_in")
         held = self._out("swap_in", req)
         fitting_length(req, len(held.blocks), self.block_size, "swap_in")
         plan = Plan(self)
         here = self._take(plan, len(held.blocks), req.request_id)
         self._drop_host(plan, held.blocks)
         return plan, held, here
-
-
-def _granted(plan: Callable[[], object]) -> bool:
-    """Whether the call that makes this plan would be granted: neither refused nor misused."""
-    try:
-        plan()
-    except (OutOfBlocks, TypeError, ValueError):
-        return False
-    return True

@@ -65,9 +65,14 @@ class Plan:
         return self.level + len(self.pushed) + self.num_cached
 
     def give(
-        self, handle: Request, seq_len: int, held: Held | None = None, hosted: Held | None = None
+        self,
+        handle: Request,
+        seq_len: int,
+        table: list[int],
+        *,
+        held: Held | None = None,
+        hosted: Held | None = None,
     ) -> None:
-        """Let the request hold this from now on, and have this length."""
+        """Let the request hold this from now on, and have this length and table."""
         self.handle, self.name, self.seq_len = handle, handle.request_id, seq_len
-        self.table = [] if held is None else held.blocks.tolist()
-        self.held, self.hosted = held, hosted
+        self.table, self.held, self.hosted = table, held, hosted

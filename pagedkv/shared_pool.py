@@ -29,7 +29,7 @@ from typing import SupportsIndex
 import numpy as np
 import torch
 
-from pagedkv.configurable import Configurable
+from pagedkv.configurable import NULL_BLOCK, Configurable
 from pagedkv.protocol import OutOfBlocks, Request, as_int
 from pagedkv.rows import Int32, Int64
 from pagedkv.shared_plan import NOTHING, Held, Key, Plan
@@ -132,7 +132,10 @@ class SharedPool(Configurable):
         """Plan one reference less of each: what nobody holds then is free, cached or withheld.
 
         Blocks come in logical order and go last first, so that the first is on top of the stack.
+        Null entries are none.
         """
+        if self.window is not None:
+            blocks = blocks[blocks != NULL_BLOCK]
         plan.let_go = blocks
         last = blocks[self._refs[blocks] == 1][::-1]
         published = self._published[last]
@@ -232,6 +235,8 @@ class SharedPool(Configurable):
 
     def _publish(self, plan: Plan, req: Request, blocks: Int64, seq_len: int) -> None:
         """Plan to publish the full blocks among `blocks`, but for content that is found already."""
+        if "prefix" not in self.abilities:
+            return
         full = blocks[: min(seq_len, len(req.tokens)) // self.block_size]
         done = self._published[full]
         if plan.cleared:

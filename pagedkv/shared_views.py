@@ -152,19 +152,22 @@ class SharedViews(SharedPool):
             why = "which is swapped out; swap it in or release it first"
             if out.handle is not req:
                 why = "whose id a request that is swapped out has; use another id"
-            raise AlreadyHolding(f"{action} of request {req.request_id}, {why}")
+            raise AlreadyHolding(f"{action} request {req.request_id}, {why}")
 
     def _alike(self, req: Request, child: Request) -> None:
         """Make sure that a child says of itself what its parent does; raises MisuseError."""
-        differ = req.seq_len != child.seq_len
-        if "prefix" in self.abilities:
-            there = (req.tokens[: req.seq_len], req.extra_key)
-            differ = differ or there != (child.tokens[: child.seq_len], child.extra_key)
-        if differ:
+        who = f"fork of request {req.request_id} into {child.request_id}"
+        if child.seq_len != req.seq_len:
             raise MisuseError(
-                f"fork of request {req.request_id} with {req.seq_len} tokens into request "
-                f"{child.request_id} with {child.seq_len}; give the child the same length, "
-                f"tokens and extra key"
+                f"{who}: their lengths are {req.seq_len} and {child.seq_len}; "
+                f"make the child with the length of its parent"
+            )
+        if "prefix" in self.abilities and (
+            child.extra_key != req.extra_key or list(child.tokens) != list(req.tokens)
+        ):
+            raise MisuseError(
+                f"{who}: their tokens or extra keys differ, {req.tokens} under {req.extra_key!r} "
+                f"and {child.tokens} under {child.extra_key!r}; make the child with its parent's"
             )
 
     def _holding(self, action: str, req: Request) -> Held:
