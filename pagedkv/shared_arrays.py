@@ -1,8 +1,8 @@
 """The array-backed manager with all abilities: `SharedKVCacheManager` over numpy arrays.
 
-What always holds is said, as equations over the arrays, at the head of pagedkv/shared_pool.py. A
-call costs the blocks of its own request, at C speed, whatever the size of the pool; where blocks
-are published, evicted or found, one look into a dict each besides.
+What always holds is said, as equations, at the head of pagedkv/shared_pool.py. A call costs the
+blocks of its own request, at C speed, whatever the size of the pool; where blocks are published,
+evicted or found, one look into a dict each besides.
 
 Every call makes a plan and commits it, in assignments alone, so that a failure on the way leaves
 everything as it was; `can_...` makes the same plan and throws it away.
@@ -49,10 +49,12 @@ class SharedArrayKVCacheManager(SharedViews):
         """Give all that `req` holds back, in either pool; `seq_len` is kept. Mutates both."""
         plan = Plan(self)
         if self._is_out(req):
-            self._drop_host(plan, self._out("release", req).blocks)
+            plan.host_pushed = self._out("release", req).blocks[::-1]
+            plan.deletes.append((self._swapped, req.request_id))
         else:
             self._drop(plan, self._holding("release", req).blocks)
-        plan.give(req, req.seq_len, [])
+            plan.deletes.append((self._live, req.request_id))
+        plan.fill_in(req, req.seq_len, [])
         self._commit(plan)
 
     # ---------------------------------------------------------------- append, truncate, fork
@@ -76,7 +78,7 @@ class SharedArrayKVCacheManager(SharedViews):
         plan = Plan(self)
         self._drop(plan, held.blocks[full:])
         blocks = held.blocks[:full]
-        plan.give(req, kept, blocks.tolist(), held=held._replace(blocks=blocks))
+        self._hold(plan, held._replace(blocks=blocks), kept, blocks.tolist())
         self._commit(plan)
 
     def fork_request(self, req: Request, child: Request) -> None:
@@ -86,7 +88,7 @@ class SharedArrayKVCacheManager(SharedViews):
         self._unknown("fork into", child)
         self._alike(req, child)
         plan, blocks = self._fork(req)
-        plan.give(child, child.seq_len, blocks.tolist(), held=Held(child, blocks, 0))
+        self._hold(plan, Held(child, blocks, 0), child.seq_len, blocks.tolist())
         self._commit(plan)
 
     # ---------------------------------------------------------------- prefix
@@ -112,7 +114,7 @@ class SharedArrayKVCacheManager(SharedViews):
             return
         plan = Plan(self)
         self._publish(plan, req, held.blocks, req.seq_len)
-        if plan.listed:
+        if plan.stores:
             self._commit(plan)
 
     # ---------------------------------------------------------------- swap
@@ -120,17 +122,20 @@ class SharedArrayKVCacheManager(SharedViews):
     def swap_out(self, req: Request) -> None:
         """Move what `req` holds to the second pool; its length is kept. Mutates both."""
         plan, held, there = self._swap_out(req)
-        plan.give(req, req.seq_len, [], hosted=held._replace(blocks=there))
-        self._write(plan, self.host_kv_cache, there, self.physical_kv_cache, held.blocks)
+        plan.deletes.append((self._live, req.request_id))
+        plan.stores.append((self._swapped, req.request_id, held._replace(blocks=there)))
+        plan.stores.append((self.host_kv_cache, there, self.physical_kv_cache[held.blocks]))
+        plan.fill_in(req, req.seq_len, [])
         self._commit(plan)
 
     def swap_in(self, req: Request) -> None:
         """Move it back into fresh blocks, ceil(seq_len / block_size) of them. Mutates both."""
         plan, held, here = self._swap_in(req)
-        plan.give(req, req.seq_len, here.tolist(), held=held._replace(blocks=here))
+        plan.deletes.append((self._swapped, req.request_id))
+        plan.stores.append((self.physical_kv_cache, here, self.host_kv_cache[held.blocks]))
+        self._hold(plan, held._replace(blocks=here), req.seq_len, here.tolist())
         if self.publishes_at_once:
             self._publish(plan, req, here, req.seq_len)
-        self._write(plan, self.physical_kv_cache, here, self.host_kv_cache, held.blocks)
         self._commit(plan)
 
     # ---------------------------------------------------------------- ask
@@ -202,10 +207,11 @@ class SharedArrayKVCacheManager(SharedViews):
                 )
             hits = self._hits(req, seq_len)
         plan, size = Plan(self), self.block_size
-        self._share(plan, hits)
+        if len(hits):
+            self._share(plan, hits)
         fresh = self._take(plan, blocks_for(seq_len, size) - len(hits), req.request_id)
         blocks = np.concatenate((hits, fresh)) if len(hits) else fresh
-        plan.give(req, seq_len, blocks.tolist(), held=Held(req, blocks, len(hits) * size))
+        self._hold(plan, Held(req, blocks, len(hits) * size), seq_len, blocks.tolist())
         if self.publishes_at_once:
             self._publish(plan, req, blocks, seq_len)
         return plan
@@ -222,29 +228,35 @@ class SharedArrayKVCacheManager(SharedViews):
         longer = seq_len + count
         plan, copied = Plan(self), NOTHING
         if seq_len < had * size:
-            copied = self._before_write(plan, blocks[-1:])
+            copied = self._before_write(plan, blocks)
         if self.window is not None:
             blocks = self._behind(plan, blocks, longer - self.window)
         needed = len(copied) + blocks_for(longer, size) - had
         if needed:
             taken = self._take(plan, needed, req.request_id)
+            if len(copied):
+                pool = self.physical_kv_cache
+                plan.stores.append((self._refs, copied, self._refs[copied] - 1))
+                plan.stores.append((pool, taken[:1], pool[copied]))
             blocks = np.concatenate((blocks[: had - len(copied)], taken))
-        if len(copied):
-            plan.let_go = copied
-            pool = self.physical_kv_cache
-            self._write(plan, pool, plan.taken[:1], pool, copied)
         table = req.block_table if blocks is held.blocks else blocks.tolist()
-        plan.give(req, longer, table, held=held._replace(blocks=blocks))
+        self._hold(plan, held._replace(blocks=blocks), longer, table)
         if self.publishes_at_once:
             self._publish(plan, req, blocks, longer)
         return plan
 
-    def _before_write(self, plan: Plan, tail: Int64) -> Int64:
-        """Plan the withdrawal of a tail that one request is to write into; return it if several."""
-        if self._refs[tail] > 1:
-            return tail
-        if self._published[tail]:
-            self._forget(plan, tail.tolist())
+    def _hold(self, plan: Plan, held: Held, seq_len: int, table: list[int]) -> None:
+        """Plan that a live request holds this, has this length and shows this table."""
+        plan.stores.append((self._live, held.handle.request_id, held))
+        plan.fill_in(held.handle, seq_len, table)
+
+    def _before_write(self, plan: Plan, blocks: Int64) -> Int64:
+        """The tail, if several hold it and it is to be copied; else plan that it is not found."""
+        tail = blocks.item(-1)
+        if self._refs.item(tail) > 1:
+            return blocks[-1:]
+        if self._published.item(tail):
+            self._forget(plan, [tail])
         return NOTHING
 
     def _behind(self, plan: Plan, blocks: Int64, start: int) -> Int64:
@@ -269,7 +281,7 @@ class SharedArrayKVCacheManager(SharedViews):
             return plan, blocks
         self._share(plan, blocks[:-1])
         copy, pool = self._take(plan, 1, req.request_id), self.physical_kv_cache
-        self._write(plan, pool, copy, pool, blocks[-1:])
+        plan.stores.append((pool, copy, pool[blocks[-1:]]))
         return plan, np.concatenate((blocks[:-1], copy))
 
     def _swap_out(self, req: Request) -> tuple[Plan, Held, Int64]:
@@ -288,5 +300,5 @@ class SharedArrayKVCacheManager(SharedViews):
         fitting_length(req, len(held.blocks), self.block_size, "swap_in")
         plan = Plan(self)
         here = self._take(plan, len(held.blocks), req.request_id)
-        self._drop_host(plan, held.blocks)
+        plan.host_pushed = held.blocks[::-1]
         return plan, held, here

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from pagedkv.protocol import Request
 from pagedkv.rows import Int64
@@ -32,47 +31,34 @@ class Held(NamedTuple):
 
 
 class Plan:
-    """What a call is about to do; `SharedPool._commit` does it.
+    """What a call is about to do; `SharedPool._commit` does it, and until then nothing is.
 
-    taken, shared, let_go: blocks that get their first reference, one more, one less. pushed: what
-    is put on the free stack above its first `level`. queued, at: blocks that become cached, and
-    where; unqueued: cached ones that no longer are. listed, unlisted: what enters and leaves the
-    index; cleared: blocks that are published no more. writes: tensor, where, rows.
-    The request's part is name, handle, table, seq_len, and what it holds of either pool then.
+    deletes, stores: `del target[where]` of each, then `target[where] = value` of each. level,
+    pushed: how much of the free stack stays, and what is put on it. head, tail, num_cached: of the
+    queue, afterwards. withheld, host_level, host_pushed: likewise. pinned: blocks that are cached
+    no longer. cleared, gone: blocks that are published no longer, and keys that find nothing any
+    more. handle, table, seq_len: the handle to fill in.
     """
 
     def __init__(self, pool: SharedPool) -> None:
-        self.taken = self.shared = self.let_go = self.pushed = NOTHING
-        self.queued = self.at = self.unqueued = NOTHING
-        self.level, self.num_free = pool._num_free, pool._num_free
+        self.deletes: list[tuple[Any, Any]] = []
+        self.stores: list[tuple[Any, Any, Any]] = []
+        self.level, self.pushed = pool._num_free, NOTHING
         self.head, self.tail, self.num_cached = pool._head, pool._tail, pool._num_cached
         self.withheld = pool._withheld
-        self.listed: list[tuple[Key, int]] = []
-        self.unlisted: list[Key] = []
+        self.host_level, self.host_pushed = pool._num_host_free, NOTHING
+        self.pinned = NOTHING
         self.cleared: list[int] = []
-        self.host_pushed = NOTHING
-        self.host_level, self.num_host_free = pool._num_host_free, pool._num_host_free
-        self.writes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.gone: list[Key] = []
         self.handle: Request | None = None
-        self.name = self.seq_len = 0
         self.table: list[int] = []
-        self.held: Held | None = None
-        self.hosted: Held | None = None
+        self.seq_len = 0
 
     @property
     def available(self) -> int:
         """Blocks that the plan can still take."""
         return self.level + len(self.pushed) + self.num_cached
 
-    def give(
-        self,
-        handle: Request,
-        seq_len: int,
-        table: list[int],
-        *,
-        held: Held | None = None,
-        hosted: Held | None = None,
-    ) -> None:
-        """Let the request hold this from now on, and have this length and table."""
-        self.handle, self.name, self.seq_len = handle, handle.request_id, seq_len
-        self.table, self.held, self.hosted = table, held, hosted
+    def fill_in(self, handle: Request, seq_len: int, table: list[int]) -> None:
+        """Let the handle have this length and table."""
+        self.handle, self.seq_len, self.table = handle, seq_len, table

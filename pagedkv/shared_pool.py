@@ -79,9 +79,13 @@ class SharedPool(Configurable):
 
     def _share(self, plan: Plan, blocks: Int64) -> None:
         """Plan one more reference of each; cached ones among them are pinned so."""
-        plan.shared = blocks
-        plan.unqueued = blocks[self._refs[blocks] == 0]
-        plan.num_cached -= len(plan.unqueued)
+        counts = self._refs[blocks]
+        plan.stores.append((self._refs, blocks, counts + 1))
+        pinned = blocks[counts == 0]
+        if len(pinned):
+            plan.stores.append((self._place, pinned, OUT))
+            plan.pinned = pinned
+            plan.num_cached -= len(pinned)
 
     def _take(self, plan: Plan, needed: int, request_id: int) -> Int64:
         """Plan to take blocks: the last freed, and when none is free the longest unheld cached.
@@ -94,14 +98,13 @@ class SharedPool(Configurable):
         above = min(needed, len(plan.pushed))
         below = min(needed - above, plan.level)
         stack, base = plan.pushed, plan.level - below
-        parts = (
-            stack[len(stack) - above :][::-1],
-            self._free[base : plan.level][::-1],
-            self._evict(plan, needed - above - below),
-        )
-        plan.taken = np.concatenate(parts)
+        taken = self._free[base : plan.level][::-1].copy()
+        if below < needed:
+            late = self._evict(plan, needed - above - below)
+            taken = np.concatenate((stack[len(stack) - above :][::-1], taken, late))
         plan.pushed, plan.level = stack[: len(stack) - above], base
-        return plan.taken
+        plan.stores.append((self._refs, taken, 1))
+        return taken
 
     def _evict(self, plan: Plan, count: int) -> Int64:
         """Plan to evict the longest unheld blocks, which there are; never what it has pinned."""
@@ -113,20 +116,28 @@ class SharedPool(Configurable):
             stop = min(self._tail, start + 2 * (stop - start) + count)
             entries = self._queue[start:stop]
             counts = self._place[entries] == np.arange(start, stop)
-            if len(plan.unqueued):
-                counts &= ~np.isin(entries, plan.unqueued)
+            if len(plan.pinned):
+                counts &= ~np.isin(entries, plan.pinned)
             at = np.flatnonzero(counts)[:count]
         evicted = self._queue[start + at]
+        plan.stores.append((self._place, evicted, OUT))
         plan.head = start + int(at[-1]) + 1
         plan.num_cached -= count
-        plan.unqueued = np.concatenate((plan.unqueued, evicted))
         self._forget(plan, evicted.tolist())
         return evicted
 
     def _forget(self, plan: Plan, blocks: list[int]) -> None:
         """Plan to publish these no more; they are in the index."""
+        self._hide(plan, blocks)
+        plan.stores += [(self._keys, block, None) for block in blocks]
+        plan.stores.append((self._published, blocks, False))
         plan.cleared += blocks
-        plan.unlisted += [key for key in map(self._keys.__getitem__, blocks) if key is not None]
+
+    def _hide(self, plan: Plan, blocks: list[int]) -> None:
+        """Plan that these are not found any more; they are in the index."""
+        keys = [key for key in map(self._keys.__getitem__, blocks) if key is not None]
+        plan.deletes += [(self._index, key) for key in keys]
+        plan.gone += keys
 
     def _drop(self, plan: Plan, blocks: Int64) -> None:
         """Plan one reference less of each: what nobody holds then is free, cached or withheld.
@@ -136,17 +147,16 @@ class SharedPool(Configurable):
         """
         if self.window is not None:
             blocks = blocks[blocks != NULL_BLOCK]
-        plan.let_go = blocks
-        last = blocks[self._refs[blocks] == 1][::-1]
+        counts = self._refs[blocks]
+        plan.stores.append((self._refs, blocks, counts - 1))
+        last = blocks[counts == 1][::-1]
         published = self._published[last]
         if plan.withheld is None:
             plan.pushed = last[~published]
             self._enqueue(plan, last[published])
-            return
-        # A withheld block is not to be found; its key stays with it.
-        plan.withheld = np.concatenate((plan.withheld, last))
-        keys = map(self._keys.__getitem__, last[published].tolist())
-        plan.unlisted += [key for key in keys if key is not None]
+        else:  # Not to be found there, but its key stays with it.
+            plan.withheld = np.concatenate((plan.withheld, last))
+            self._hide(plan, last[published].tolist())
 
     def _enqueue(self, plan: Plan, blocks: Int64) -> None:
         """Plan to keep these for reuse, to be evicted in this order."""
@@ -156,18 +166,20 @@ class SharedPool(Configurable):
         if self._tail + count > len(self._queue):
             self._close_gaps()
             plan.head = self._head
-        plan.queued, plan.tail = blocks, self._tail + count
-        plan.at = np.arange(self._tail, plan.tail)
+        plan.tail = self._tail + count
+        plan.stores.append((self._queue, slice(self._tail, plan.tail), blocks))
+        plan.stores.append((self._place, blocks, np.arange(self._tail, plan.tail)))
         plan.num_cached += count
 
     def _close_gaps(self) -> None:
         """Move the cached blocks to the start of the queue; nobody can tell."""
         cached = self._cached()
-        queue, place = np.zeros_like(self._queue), np.full_like(self._place, OUT)
-        queue[: len(cached)] = cached
-        place[cached] = np.arange(len(cached))
         count = len(cached)
-        self._queue, self._place, self._head, self._tail = queue, place, 0, count
+        places = np.arange(count)
+        # Nothing from here on is a call.
+        self._queue[:count] = cached
+        self._place[cached] = places
+        self._head, self._tail = 0, count
 
     def _cached(self) -> Int64:
         """The cached blocks, the next to be evicted first; changes nothing."""
@@ -177,16 +189,18 @@ class SharedPool(Configurable):
 
     def _end_group(self, withheld: Int64) -> Plan:
         """Plan to let them come back, in this order: cached where nothing else has the content."""
-        plan = Plan(self)
-        plan.withheld, found = None, set[Key]()
+        plan, found = Plan(self), dict[Key, int]()
+        plan.withheld = None
         for block in withheld[self._published[withheld]].tolist():
             key = self._keys[block]
             if key is None or key in self._index or key in found:
+                plan.stores.append((self._keys, block, None))
                 plan.cleared.append(block)
             else:
-                plan.listed.append((key, block))
-                found.add(key)
-        cached = np.isin(withheld, [block for _, block in plan.listed])
+                found[key] = block
+                plan.stores.append((self._index, key, block))
+        plan.stores.append((self._published, plan.cleared, False))
+        cached = np.isin(withheld, [*found.values()])
         plan.pushed = withheld[~cached]
         self._enqueue(plan, withheld[cached])
         return plan
@@ -199,18 +213,6 @@ class SharedPool(Configurable):
         taken = self._host_free[base : plan.host_level][::-1].copy()
         plan.host_level = base
         return taken
-
-    def _drop_host(self, plan: Plan, blocks: Int64) -> None:
-        """Plan to free blocks of the second pool, the first of them on top of its stack."""
-        plan.host_pushed = blocks[::-1]
-
-    @staticmethod
-    def _write(
-        plan: Plan, target: torch.Tensor, at: Int64, source: torch.Tensor, blocks: Int64
-    ) -> None:
-        """Plan to write the rows of `source` in `blocks` to `at` of `target`."""
-        rows = source[torch.from_numpy(blocks)]
-        plan.writes.append((target, torch.from_numpy(at), rows))
 
     def _prefix_keys(self, req: Request, count: int) -> Iterator[Key]:
         """The keys of the first `count` blocks of a request's tokens; changes nothing."""
@@ -243,47 +245,30 @@ class SharedPool(Configurable):
             done &= ~np.isin(full, plan.cleared)
         if done.all():
             return
-        gone = {*plan.unlisted}
+        gone = {*plan.gone}
         keys = self._prefix_keys(req, len(full))
         for block, already, key in zip(full.tolist(), done.tolist(), keys, strict=True):
             if not already and (key in gone or key not in self._index):
-                plan.listed.append((key, block))
+                plan.stores.append((self._index, key, block))
+                plan.stores.append((self._keys, block, key))
+                plan.stores.append((self._published, block, True))
 
     def _commit(self, plan: Plan) -> None:
         """Do what is planned: assignments alone, so that it can't fail on the way."""
-        listed = [block for _, block in plan.listed]
         num_free = plan.level + len(plan.pushed)
         num_host_free = plan.host_level + len(plan.host_pushed)
-        handle, name, held, hosted = plan.handle, plan.name, plan.held, plan.hosted
-        refs, keys, index, place = self._refs, self._keys, self._index, self._place
-        live, swapped = self._live, self._swapped
+        handle = plan.handle
         # Nothing from here on is a call.
-        for key in plan.unlisted:
-            del index[key]
-        for block in plan.cleared:
-            keys[block] = None
-        self._published[plan.cleared] = False
-        for key, block in plan.listed:
-            index[key], keys[block] = block, key
-        self._published[listed] = True
-        refs[plan.let_go] -= 1
-        refs[plan.shared] += 1
-        refs[plan.taken] = 1
-        place[plan.unqueued] = OUT
-        place[plan.queued] = plan.at
-        self._queue[self._tail : plan.tail] = plan.queued
-        self._head, self._tail, self._num_cached = plan.head, plan.tail, plan.num_cached
+        for target, where in plan.deletes:
+            del target[where]
+        for target, where, value in plan.stores:
+            target[where] = value
         self._free[plan.level : num_free] = plan.pushed
-        self._host_free[plan.host_level : num_host_free] = plan.host_pushed
-        self._num_free, self._num_host_free = num_free, num_host_free
+        self._num_free = num_free
+        self._head, self._tail, self._num_cached = plan.head, plan.tail, plan.num_cached
         self._withheld = plan.withheld
-        for tensor, where, rows in plan.writes:
-            tensor[where] = rows
-        if handle is None:
-            return
-        for leases, lease in ((live, held), (swapped, hosted)):
-            if lease is not None:
-                leases[name] = lease
-            elif name in leases:
-                del leases[name]
-        handle.block_table, handle.seq_len = plan.table, plan.seq_len
+        self._host_free[plan.host_level : num_host_free] = plan.host_pushed
+        self._num_host_free = num_host_free
+        if handle is not None:
+            handle.block_table = plan.table
+            handle.seq_len = plan.seq_len
