@@ -74,7 +74,8 @@ def refs(manager):
 
 
 def made(*abilities, geometry=(6, 2), **how):
-    return SharedArrayKVCacheManager.configured(*abilities, **how)(*geometry, 1)
+    num_blocks, block_size = geometry
+    return SharedArrayKVCacheManager.configured(*abilities, **how)(num_blocks, block_size, 1)
 
 
 def rows(manager):

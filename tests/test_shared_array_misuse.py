@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pagedkv.protocol import AlreadyHolding, InvalidBlockTable, MisuseError
 from pagedkv.shared_arrays import SharedArrayKVCacheManager
 from sharing_arrays import admitted, forked, made, new
 
-CALLS = {
+CALLS: dict[str, list[Any]] = {
     "append": [("allocate_for_append", 1)],
     "truncate": [("truncate_request", 1)],
     "fork": [("fork_request", new(1, "12"))],
