@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagedkv.protocol import Request
 from pagedkv.shared_arrays import SharedArrayKVCacheManager
-from sharing import Both, Player
+from side_by_side import Both, Player
 from sharing_arrays import admitted, equations, made, new
 
 # ------------------------------------------------------------------ lockstep
