@@ -35,6 +35,9 @@ class SharedArrayKVCacheManager(SharedViews):
     TypeError for booleans and floats.
     """
 
+    # A search trusts these only where a class has them itself; this one adds no state.
+    state_key, clone = SharedViews.state_key, SharedViews.clone
+
     # ---------------------------------------------------------------- the core
 
     def allocate_for_prefill(self, req: Request) -> None:

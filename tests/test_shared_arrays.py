@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from pagedkv.protocol import Request
 from pagedkv.shared_arrays import SharedArrayKVCacheManager
+from pagedkv.shared_reference import SharedKVCacheManager
+from pagedkv.stateful.copying import freeze, thaw
+from pagedkv.stateful.target import own_hook
 from side_by_side import Both, Player
 from sharing_arrays import admitted, equations, made, new
 
@@ -181,3 +184,20 @@ def test_no_hot_path_runs_more_lines_for_more_blocks():
         ]
 
     assert lines(3) == lines(300)
+
+
+# ------------------------------------------------------------------ what a search needs
+
+
+@pytest.mark.parametrize("kind", [SharedArrayKVCacheManager, SharedKVCacheManager])
+def test_a_search_takes_the_hooks_of_the_classes_and_of_those_that_are_configured(kind):
+    for made_of in (kind, kind.configured("fork", "prefix")):
+        manager = made_of(3, 2, 1)
+        request = new(0, "112")
+        manager.allocate_for_prefill(request)
+        assert own_hook(manager, "state_key") is not None
+        assert own_hook(manager, "clone") is not None
+        twin, handle = thaw(freeze((manager, request)))
+        assert type(twin) is made_of
+        assert twin.state_key({0: 0}) == manager.state_key({0: 0})
+        assert twin._live[0].handle is handle
