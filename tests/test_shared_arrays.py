@@ -16,6 +16,7 @@ from pagedkv.shared_reference import SharedKVCacheManager
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.target import own_hook
 from side_by_side import Both, Player
+from sharing import Drive
 from sharing_arrays import admitted, equations, made, new
 
 # ------------------------------------------------------------------ lockstep
@@ -201,3 +202,19 @@ def test_a_search_takes_the_hooks_of_the_classes_and_of_those_that_are_configure
         assert type(twin) is made_of
         assert twin.state_key({0: 0}) == manager.state_key({0: 0})
         assert twin._live[0].handle is handle
+
+
+# ------------------------------------------------------------------ beside a dictionary
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_calls_keep_what_a_dictionary_of_contents_says(kind):
+    (num_blocks, block_size), abilities, how = kind
+    made_of = SharedArrayKVCacheManager
+    if abilities is not None:
+        made_of = made_of.configured(*abilities, **how)
+    drive = Drive(made_of(num_blocks, block_size, 1), seed=7)
+    for _ in range(150):
+        drive.step()
+        equations(drive.manager)
+    assert drive.seen["prefill"]
