@@ -28,6 +28,9 @@ class SharedKVCacheManager(SharedPlans):
     (NeurIPS 2024), section 3, RadixAttention.
     """
 
+    # A search trusts these only where a class has them itself; this one adds no state.
+    state_key, clone = SharedPlans.state_key, SharedPlans.clone
+
     # ---------------------------------------------------------------- the core
 
     def allocate_for_prefill(self, req: Request) -> None:
