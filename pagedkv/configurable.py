@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import ClassVar, Self, cast
 
@@ -78,10 +79,12 @@ def _made(
         "forks_eagerly": forks_eagerly,
         "publishes_at_once": publishes_at_once,
         "window": window,
-        # Nothing is added that the hooks of this very kind do not know.
+        # A search trusts these only where a class has them itself; this one adds no state.
         **{hook: kind.__dict__[hook] for hook in ("state_key", "clone") if hook in kind.__dict__},
     }
-    return type(name, (kind,), own)
+    made = type(name, (kind,), own)
+    setattr(sys.modules[kind.__module__], name, made)  # where pickling looks for it
+    return made
 
 
 def _declared(kind: type[Configurable]) -> Declarations:

@@ -28,7 +28,7 @@ class SharedKVCacheManager(SharedPlans):
     (NeurIPS 2024), section 3, RadixAttention.
     """
 
-    # Its own, and so that of each `configured` kind: what a subclass adds, they do not know.
+    # A search trusts these only where a class has them itself; this one adds no state.
     state_key, clone = SharedPlans.state_key, SharedPlans.clone
 
     # ---------------------------------------------------------------- the core
