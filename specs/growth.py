@@ -25,10 +25,13 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
     return Grant(low=max(0, need - had), high=max(0, need) + lookahead)
 
 
-def admission(model: Model, setting: Setting, tags: tuple[int, ...]) -> Grant:
-    """Blocks due for a new prompt: those that live requests hold by content may be found."""
-    whole = setting.geometry.blocks_for(len(tags))
-    found = shared_blocks(model, setting, tags) if setting.by_content else 0
+def admission(setting: Setting, seq_len: int) -> Grant:
+    """Blocks due for a new prompt: any but the last token's may be found. Changes nothing.
+
+    How many are, the index before the call says; `prefix-counted` judges that.
+    """
+    whole = setting.geometry.blocks_for(seq_len)
+    found = (seq_len - 1) // setting.geometry.block_size if setting.by_content else 0
     return Grant(low=whole - found, high=whole + setting.declared.lookahead)
 
 
@@ -136,14 +139,6 @@ def blocks_due(model: Model, setting: Setting) -> int:
     if setting.tracks_pages:
         return len({page for held in model.pages.values() for page in held} - {GONE})
     return sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
-
-
-def shared_blocks(model: Model, setting: Setting, tags: tuple[int, ...]) -> int:
-    """How many leading full blocks of a new prompt live requests hold by content; not the last."""
-    size = setting.geometry.block_size
-    held = {other[end] for other in model.live.values() for end in _ends(len(other), size)}
-    ends = _ends(len(tags) - 1, size)
-    return next((i for i, end in enumerate(ends) if tags[end] not in held), len(ends))
 
 
 def free_name(model: Model, setting: Setting) -> int | None:

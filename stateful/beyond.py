@@ -57,6 +57,13 @@ def host_pool(manager: Any, geometry: Geometry, setting: Setting) -> Pool | None
     return TensorPool(tensor)
 
 
+def copied_host(host: Pool | None, manager: Any) -> Pool | None:
+    """The second pool of a copied manager; changes nothing."""
+    if isinstance(host, ShadowPool):
+        return host.copy()
+    return None if host is None else TensorPool(manager.host_kv_cache)
+
+
 def carry(manager: Any, pool: Pool, host: Pool | None, before: State, after: State) -> None:
     """Make the copies that a target without a tensor asks for. Mutates the pools.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import groupby, permutations, product
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -32,7 +33,7 @@ from pagedkv.specs.steps import (
     State,
     Step,
 )
-from pagedkv.stateful.beyond import NO_REQUEST, ask, carry, host_pool
+from pagedkv.stateful.beyond import NO_REQUEST, ask, carry, copied_host, host_pool
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
 from pagedkv.stateful.logic import Logic
@@ -218,8 +219,8 @@ class World:
         eyes.follow_tensor()
         if self.setting.declared.abilities:
             carry(self.manager, eyes.pool, self._host, before, self.state)
-            freed |= before.seen.snapshot.cached - now
-            freed -= seen.cached
+            was = was.union(before.seen.snapshot.cached, before.seen.snapshot.withheld or ())
+            freed = was - now.union(seen.cached, seen.withheld or ())
         if freed:
             eyes.pool.poison(freed)
             self._freed |= freed
@@ -269,7 +270,7 @@ class World:
         copy.manager, copy.handles = manager, handles
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
         copy._hooks, copy._logic, copy._keyed = self._hooks, self._logic, self._keyed
-        copy._host = self._host and host_pool(manager, self.setting.geometry, self.setting)
+        copy._host = copied_host(self._host, manager)
         pool = self._eyes.pool
         tensor = None
         if isinstance(pool, ShadowPool):
@@ -298,9 +299,24 @@ class World:
         handles = self.state.seen.handles
         if len(handles) < 2:
             return tuple(handles)
+        orders = self.orders(trust)
+        if len(orders) == 1:
+            return orders[0]
+        return min(orders, key=lambda order: self.key(trust, order) or b"")
+
+    def orders(self, trust: Trust) -> list[tuple[int, ...]]:
+        """The orders that the handles leave open: those that are alike may come in any."""
+        handles = self.state.seen.handles
         if trust.key != "own":
-            return tuple(sorted(handles))
-        return tuple(sorted(handles, key=lambda r: (handles[r][1:4], r)))
+            return [tuple(sorted(handles))]
+        first = tuple(sorted(handles, key=lambda r: (handles[r][1:4], r)))
+        if not self.setting.declared.abilities:  # Tables tell live requests apart.
+            return [first]
+        alike = [tuple(group) for _, group in groupby(first, key=lambda r: handles[r][1:4])]
+        return [
+            tuple(r for group in groups for r in group)
+            for groups in product(*(permutations(group) for group in alike))
+        ]
 
     def key(self, trust: Trust, order: tuple[int, ...] | None = None) -> bytes | None:
         """A 128-bit digest of the whole state, or None where it can't be taken.

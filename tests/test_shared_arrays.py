@@ -15,9 +15,9 @@ from pagedkv.shared_arrays import SharedArrayKVCacheManager
 from pagedkv.shared_reference import SharedKVCacheManager
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.target import own_hook
-from side_by_side import Both, Player
 from sharing import Drive
 from sharing_arrays import admitted, equations, made, new
+from side_by_side import Both, Player
 
 # ------------------------------------------------------------------ lockstep
 

@@ -74,7 +74,7 @@ class Prefill(Command):
         return self.request not in model.live and self.tokens > 0
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        return admission(model, setting, setting.more(self.request, (), self.tokens))
+        return admission(setting, self.tokens)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         return put(handles, self.request, Request(self.request, self.tokens))
@@ -127,9 +127,7 @@ class Resume(Command):
         return self.request in model.released and setting.declared.resumes
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        length = model.released[self.request]
-        tags = model.kept.get(self.request) or setting.more(self.request, (), length)
-        return admission(model, setting, tags)
+        return admission(setting, model.released[self.request])
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         return nothing_to_undo
@@ -315,9 +313,14 @@ def candidates(model: Model, setting: Setting) -> Iterator[Command]:
     if setting.declared.resumes:
         for r in kept:
             yield Resume(r)
+    yield from _misuses(model, setting, [*live, *([] if fresh is None else [fresh])])
+
+
+def _misuses(model: Model, setting: Setting, names: list[int]) -> Iterator[Command]:
+    """Every wrong use that can be tried, by kind; of released names only what is about these."""
+    kept = [*sorted(model.live), *sorted(model.released)]
     for kind in KINDS:
-        names = kept if kind.endswith("-released") else [] if fresh is None else [fresh]
-        for r in [*live, *names]:
+        for r in kept if kind.endswith("-released") else names:
             if (command := Misuse(r, kind)).enabled(model, setting):
                 yield command
 

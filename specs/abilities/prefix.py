@@ -3,7 +3,7 @@
 index is a map from keys to blocks that are held or cached, each block whole and at most once, and
 no two of them with the same content
 found(r) = the longest run of leading blocks, the last token left out, whose content is indexed
-refused  => blocks needed behind what is found > free + cached - cached blocks that are found
+granted  <=> blocks needed behind what is found <= free + cached - cached blocks that are found
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pagedkv.specs.properties import (
     Property,
     Sometimes,
 )
-from pagedkv.specs.steps import Expected, NoBlocks, State, Step
+from pagedkv.specs.steps import Done, Expected, NoBlocks, State, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Admit(Command):
         return tags_of(self.tokens, self.extra, setting.geometry.block_size)
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        return admission(model, setting, self.tags(setting))
+        return admission(setting, len(self.tokens))
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         extra = self.extra or None
@@ -178,21 +178,23 @@ def judge_found(step: Step) -> Judgement:
 
 
 def judge_counted(step: Step) -> Judgement:
-    """Out of blocks is not said where what is found makes the prompt fit."""
+    """A prompt is granted exactly where what it finds makes it fit."""
     tags = _new_prompt(step)
-    if tags is None or not isinstance(step.outcome, NoBlocks):
+    if tags is None or not isinstance(step.outcome, NoBlocks | Done):
         return VACUOUS
     setting, hits = step.after.setting, _hits(step, tags)
     needed = setting.geometry.blocks_for(len(tags)) - len(hits)
     available = step.before.available - len(step.before.seen.snapshot.cached.intersection(hits))
-    if needed > available or setting.declared.refuses_early:
-        return HOLDS
-    return Broken(
-        f"{step.command} refused as out of blocks: needed({needed}) <= available({available}), for "
-        f"{len(hits)} block(s) are found; {step.outcome.message}",
-        (),
-        (step.command.request,),
-    )
+    sums = f"{len(hits)} block(s) of its prompt are found"
+    if isinstance(step.outcome, NoBlocks):
+        if needed > available or setting.declared.refuses_early:
+            return HOLDS
+        sums = f"refused as out of blocks: needed({needed}) <= available({available}), for {sums}"
+    else:
+        if needed <= available:
+            return HOLDS
+        sums = f"granted: needed({needed}) > available({available}), for {sums}"
+    return Broken(f"{step.command} {sums}", tuple(hits), (step.command.request,))
 
 
 def _hit(step: Step) -> bool:
@@ -232,8 +234,8 @@ PREFIX = Ability(
         ),
         Property(
             "prefix-counted",
-            "Out of blocks is not said where what is found makes the prompt fit.",
-            "refused => needed - found > free + cached - found in cached",
+            "A prompt is granted exactly where what it finds makes it fit.",
+            "granted <=> needed - found <= free + cached - found in cached",
             EveryStep(judge_counted),
             frozenset({Need.INDEX}),
         ),
