@@ -187,7 +187,7 @@ def test_a_header_that_is_none_is_refused(tmp_path, line, says):
         ("3", "a JSON object is due, not '3'"),
         ('{"op": "decode", "request": 1, "request": 2}', "a field stands there twice"),
         ('{"op": "decode", "op": "release", "request": 0}', "a field stands there twice"),
-        ('{"op": "fork", "request": 0}', "op = 'fork' is none of decode, prefill"),
+        ('{"op": "spoon", "request": 0}', "op = 'spoon' is none of decode, prefill"),
         ('{"op": "decode"}', "decode has the fields ['request'], got []"),
         ('{"op": "decode", "request": 0, "tokens": 1}', "got ['request', 'tokens']"),
         ('{"op": "decode", "request": -1}', "request = -1 must be an integer >= 0"),
