@@ -85,7 +85,7 @@ WINDOW = Ability(
         Property(
             "window-freed",
             "A call that grows a request gives back the blocks that it leaves behind the window.",
-            "r grew, i held before, (i + 1) * block_size <= seq_len[r] - window => table[r][i] = null",
+            "(i + 1) * block_size <= seq_len[r] - window => table[r][i] = null, if held before",
             EveryStep(judge_freed),
             frozenset({Need.WINDOW}),
         ),
