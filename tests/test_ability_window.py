@@ -62,9 +62,7 @@ def test_accepts_a_call_that_gives_back_what_it_leaves_behind():
 
 
 def test_rejects_a_call_that_keeps_what_it_leaves_behind():
-    expected = (
-        "decode(0): block_table[0][0] = 0 != -1: the window of 3 left it behind at seq_len 6"
-    )
+    expected = "decode(0): block_table[0][0] = 0 != -1: the window of 3 left it behind at seq_len 6"
     assert Broken(expected, (0,), (0,)) == judge_freed(grew((0, 1, 2)))
 
 
@@ -123,9 +121,7 @@ def test_a_page_that_was_left_behind_counts_once():
 # ---------------------------------------------------------------- the core beside null entries
 
 
-NULLED = seen(
-    WITHIN, after(WITHIN, Prefill(1, 5), start=FIVE), {0: (NULL, 1, 2), 1: (NULL, 3, 4)}
-)
+NULLED = seen(WITHIN, after(WITHIN, Prefill(1, 5), start=FIVE), {0: (NULL, 1, 2), 1: (NULL, 3, 4)})
 
 
 def test_null_entries_are_valid_are_no_block_and_may_stand_in_many_tables():
@@ -174,7 +170,5 @@ def test_only_the_window_is_read_and_a_wrong_token_is_named_by_its_position():
     assert message(every) == "cache of request 0 has 5 != 3 tokens"
     wrong = seen(WITHIN, FIVE, {0: (NULL, 1, 2)}, contents={0: (tags[2], tags[2], tags[4])})
     judgement = judge_contents(wrong)
-    expected = (
-        "cache of request 0, position 3: reads token 2 of request 0 != token 3 of request 0"
-    )
+    expected = "cache of request 0, position 3: reads token 2 of request 0 != token 3 of request 0"
     assert Broken(expected, (1,), (0,)) == judgement
