@@ -93,7 +93,7 @@ def test_behind_a_window_a_request_grows_by_the_pool_and_a_window_at_most():
 def test_the_goal_is_an_append_that_took_several_blocks(command, table, outcome, reached):
     before = state({0: 3}, {0: (0, 1)}, within=WITHIN)
     there = {0: (0, 1), command.request: table}
-    now = state({r: 4 for r in there}, there, within=WITHIN)
+    now = state(dict.fromkeys(there, 4), there, within=WITHIN)
     done = {} if outcome is None else {"outcome": outcome}
     assert isinstance(SEVERAL.expectation, Sometimes)
     assert reached == SEVERAL.expectation.reached(step(command, before, now, **done))

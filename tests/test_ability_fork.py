@@ -137,10 +137,8 @@ def test_where_all_names_are_taken_no_new_request_comes():
     within = able("fork", size=1, blocks=8, requests=2)
     dense = after(within, Prefill(0, 1))
     for child in (1, 2, 3):
-        dense = after(
-            within, Fork(child, child - 1), Release(child - 1), Decode(child), start=dense
-        )
-        dense = dense.without_released()
+        one = (Fork(child, child - 1), Release(child - 1), Decode(child))
+        dense = after(within, *one, start=dense).without_released()
     assert outlived(dense, within, (3,)) == (0, 1, 2)
     assert free_name(dense, within) is None
     assert not [c for c in candidates(dense, within) if c.begins]

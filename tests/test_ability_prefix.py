@@ -324,7 +324,7 @@ def test_lookahead_may_need_one_more():
     assert judge_counted(refused(Prefill(1, 5), BOTH, **last)) is not HOLDS
 
 
-# ---------------------------------------------------------------- a tail that was cut out of a block
+# ---------------------------------------------------------------- a tail cut out of a block
 
 
 CUTS = able("prefix", "truncate", "append")

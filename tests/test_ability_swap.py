@@ -56,7 +56,7 @@ def test_what_goes_out_and_comes_in_is_the_same():
     assert {0: IN.live[0]} == OUT.swapped
     assert list(OUT.live) == [1]
     back = after(WITHIN, SwapIn(0), start=OUT)
-    assert IN == back
+    assert back == IN
     assert list(back.live) == [0, 1]
 
 

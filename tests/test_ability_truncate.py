@@ -43,7 +43,7 @@ def test_a_truncation_needs_no_block_and_can_not_run_out():
 def test_the_model_keeps_the_first_tokens_and_those_that_follow_are_the_same_again():
     cut = Truncate(0, 3).advance(FIVE, WITHIN)
     assert after(WITHIN, Prefill(0, 3)) == cut
-    assert FIVE == after(WITHIN, Decode(0), Decode(0), start=cut)
+    assert after(WITHIN, Decode(0), Decode(0), start=cut) == FIVE
 
 
 def test_pages_beyond_the_kept_tokens_go_and_the_tails_page_stays():

@@ -143,10 +143,12 @@ def test_a_block_in_two_tables_is_found_beside_null_entries():
 
 
 def test_null_entries_have_no_reference_count_and_are_not_allocated():
-    counts = {b: 1 for b in (1, 2, 3, 4)}
+    counts = dict.fromkeys((1, 2, 3, 4), 1)
     report = {
-        **{"logical_tokens": 5, "allocated_tokens": 4},
-        **{"unused_tail_tokens": 1, "utilization": 0.75},
+        "logical_tokens": 5,
+        "allocated_tokens": 4,
+        "unused_tail_tokens": 1,
+        "utilization": 0.75,
     }
     told = seen(
         WITHIN,

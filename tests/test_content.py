@@ -53,7 +53,7 @@ def test_the_last_tag_tells_every_prompt_and_extra_key_apart(size):
     known = every(size, 3 * size)
     last = {tags_of(tokens, extra, size)[-1] for tokens, extra in known}
     assert len(last) == len(known)
-    assert 0 < min(last)
+    assert min(last) > 0
     assert max(last) <= highest(3, size)
 
 

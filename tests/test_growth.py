@@ -55,36 +55,51 @@ class Ideal:
                     self.returned += all(block not in table for table in self.tables.values())
 
     def run(self, command: Command) -> None:
-        r, tables, lengths = command.request, self.tables, self.lengths
-        match command:
-            case Prefill() | Resume():
-                n = command.tokens if isinstance(command, Prefill) else lengths[r]
-                tables[r], lengths[r] = [], 0
-                for _ in range(n):
-                    self.put(r)
-            case Decode() | Append():
-                n = command.tokens if isinstance(command, Append) else 1
-                self.slide(r, lengths[r] + n)
-                for _ in range(n):
-                    self.put(r)
-            case Truncate():
-                lengths[r] = command.tokens
-                del tables[r][-(-command.tokens // self.size) :]
-            case Fork():
-                tables[r], lengths[r] = [*tables[command.parent]], lengths[command.parent]
-                if self.declared.forks_eagerly and lengths[r] % self.size:
-                    tables[r][-1] = self.take()
-            case Release():
-                tables.pop(r, None)
-                self.out.discard(r)
-            case SwapOut():
-                del tables[r]
-                self.out.add(r)
-            case SwapIn():
-                tables[r] = [self.take() for _ in range(-(-lengths[r] // self.size))]
-                self.out.discard(r)
-            case _:
-                raise AssertionError(command)
+        """Do what the command says; its method has the name of its op."""
+        getattr(self, command.op)(command)
+
+    def prefill(self, command: Prefill) -> None:
+        self.fill(command.request, command.tokens)
+
+    def resume(self, command: Resume) -> None:
+        self.fill(command.request, self.lengths[command.request])
+
+    def fill(self, r: int, tokens: int) -> None:
+        self.tables[r], self.lengths[r] = [], 0
+        for _ in range(tokens):
+            self.put(r)
+
+    def decode(self, command: Decode) -> None:
+        self.append(Append(command.request, 1))
+
+    def append(self, command: Append) -> None:
+        r = command.request
+        self.slide(r, self.lengths[r] + command.tokens)
+        for _ in range(command.tokens):
+            self.put(r)
+
+    def truncate(self, command: Truncate) -> None:
+        self.lengths[command.request] = command.tokens
+        del self.tables[command.request][-(-command.tokens // self.size) :]
+
+    def fork(self, command: Fork) -> None:
+        r, parent = command.request, command.parent
+        self.tables[r], self.lengths[r] = [*self.tables[parent]], self.lengths[parent]
+        if self.declared.forks_eagerly and self.lengths[r] % self.size:
+            self.tables[r][-1] = self.take()
+
+    def release(self, command: Release) -> None:
+        self.tables.pop(command.request, None)
+        self.out.discard(command.request)
+
+    def swap_out(self, command: SwapOut) -> None:
+        del self.tables[command.request]
+        self.out.add(command.request)
+
+    def swap_in(self, command: SwapIn) -> None:
+        r = command.request
+        self.tables[r] = [self.take() for _ in range(-(-self.lengths[r] // self.size))]
+        self.out.discard(r)
 
 
 def numbered(tables: dict[int, list[int]]) -> dict[int, tuple[int, ...]]:
