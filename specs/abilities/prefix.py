@@ -85,11 +85,11 @@ class Admit(Command):
             yield replace(self, extra=0)
         if not any(self.tokens) or not self.extra:
             yield Prefill(self.request, len(self.tokens))
-        for length in range(1, len(self.tokens)):
-            yield replace(self, tokens=self.tokens[:length])
         for p, token in enumerate(self.tokens):
             if token:
                 yield replace(self, tokens=(*self.tokens[:p], 0, *self.tokens[p + 1 :]))
+        for length in range(1, len(self.tokens)):
+            yield replace(self, tokens=self.tokens[:length])
 
     def scaled(self, size: int, smaller: int, *, full: bool) -> Self:
         firsts = self.tokens[::size]
