@@ -15,9 +15,9 @@ from pagedkv.shared_arrays import SharedArrayKVCacheManager
 from pagedkv.shared_reference import SharedKVCacheManager
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.target import own_hook
-from side_by_side import Both, Player
 from sharing import Drive
 from sharing_arrays import admitted, equations, made, new
+from side_by_side import Both, Player
 
 # ------------------------------------------------------------------ lockstep
 
@@ -218,3 +218,11 @@ def test_random_calls_keep_what_a_dictionary_of_contents_says(kind):
         drive.step()
         equations(drive.manager)
     assert drive.seen["prefill"]
+
+
+def test_the_head_of_the_queue_moves_past_what_was_evicted():
+    manager = made("prefix", geometry=(3, 1))
+    [request] = admitted(manager, "123")
+    manager.release_request(request)
+    admitted(manager, "99", first=1)
+    assert (manager._head, manager._tail, manager._cached().tolist()) == (2, 3, [0])
