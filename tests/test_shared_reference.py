@@ -393,12 +393,13 @@ def test_leading_full_blocks_are_found_and_one_token_is_left():
 
 
 def test_another_extra_key_finds_nothing_and_the_same_one_does():
-    manager = kind("prefix")(4, 1, 1)
+    manager = kind("prefix")(5, 1, 1)
     admit(manager, 0, 1, 2, extra_key="a")
-    assert admit(manager, 1, 1, extra_key="b").block_table == [2]
+    other = admit(manager, 1, 1, 2, extra_key="b")
+    assert (other.block_table, manager.cached_tokens(other)) == ([2, 3], 0)
     third = Request(2, 2, [1, 2], extra_key="a")
     manager.allocate_for_prefill(third)
-    assert third.block_table == [0, 3]
+    assert third.block_table == [0, 4]
 
 
 def test_a_block_is_found_only_once_it_is_computed():
@@ -501,11 +502,26 @@ def test_a_prefill_needs_one_token_for_each_position():
 
 
 def test_tokens_that_are_missing_are_not_published():
-    manager = kind("prefix")(4, 1, 1)
-    request = admit(manager, 0, 1)
+    manager = kind("prefix")(4, 2, 1)
+    request = admit(manager, 0, 1, 2, 3)
     manager.allocate_for_decode(request)
     manager.computed(request)
+    assert found(manager) == {(None, (1, 2)): 0}
+
+
+def test_a_block_is_found_under_one_key_even_if_the_tokens_were_edited():
+    manager = kind("prefix")(4, 1, 1)
+    request = admit(manager, 0, 1)
+    request.tokens[0] = 2
+    manager.computed(request)
     assert found(manager) == {(None, (1,)): 0}
+
+
+def test_only_the_live_handle_publishes_its_blocks():
+    manager = kind("prefix")(4, 1, 1)
+    manager.allocate_for_prefill(Request(0, 1, [1]))
+    manager.computed(Request(0, 1, [2]))
+    assert found(manager) == {}
 
 
 def test_what_was_found_is_told_of_live_requests_only():
@@ -908,6 +924,8 @@ def test_a_clone_is_equal_and_shares_nothing():
     before = everything(manager)
     twin, handles = manager.clone({request.request_id: request for request in requests[:3]})
     assert everything(twin) == before
+    # The calls of the reference replace it; a subclass may change it in place.
+    assert twin._blocks is not manager._blocks
     assert twin._live[1].handle is handles[1]
     assert twin._swapped[2].handle is handles[2]
     assert twin._live[3].handle is not requests[3]
