@@ -98,6 +98,22 @@ def test_the_key_tells_apart_what_later_calls_can():
     assert one.state_key({}) != other.state_key({})
 
 
+def test_the_key_tells_apart_which_blocks_of_the_second_pool_come_next():
+    def ended(*, first_back_first):
+        manager = made("swap", geometry=(2, 1))
+        pair = admitted(manager, "1", "2")
+        for request in pair:
+            manager.swap_out(request)
+        for request in pair if first_back_first else pair[::-1]:
+            manager.release_request(request)
+        return manager
+
+    one, other = ended(first_back_first=True), ended(first_back_first=False)
+    assert one.snapshot().host_free == (1, 0)
+    assert other.snapshot().host_free == (0, 1)
+    assert one.state_key({}) != other.state_key({})
+
+
 def test_the_key_names_requests_as_told_and_leaves_gaps_in_the_queue_out():
     manager, other = made("prefix", "swap"), made("prefix", "swap")
     for which, names in ((manager, (0, 1)), (other, (5, 3))):
