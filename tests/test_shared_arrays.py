@@ -114,6 +114,18 @@ def test_the_key_tells_apart_which_blocks_of_the_second_pool_come_next():
     assert one.state_key({}) != other.state_key({})
 
 
+def test_the_key_tells_apart_where_in_the_second_pool_a_request_is():
+    def ended(*order):
+        manager = made("swap", geometry=(2, 1))
+        pair = admitted(manager, "1", "2")
+        for which in order:
+            manager.swap_out(pair[which])
+        return manager.state_key({0: 0, 1: 1})
+
+    assert ended(0, 1)[-1] != ended(1, 0)[-1]
+    assert ended(0, 1) == ended(0, 1)
+
+
 def test_the_key_names_requests_as_told_and_leaves_gaps_in_the_queue_out():
     manager, other = made("prefix", "swap"), made("prefix", "swap")
     for which, names in ((manager, (0, 1)), (other, (5, 3))):
