@@ -126,6 +126,18 @@ def test_the_key_tells_apart_where_in_the_second_pool_a_request_is():
     assert ended(0, 1) == ended(0, 1)
 
 
+def test_the_key_tells_apart_what_a_withheld_block_will_be_found_by():
+    def ended(text):
+        manager = made("prefix", "group")
+        [request] = admitted(manager, text)
+        manager.free_group_begin()
+        manager.release_request(request)
+        return manager
+
+    assert ended("11").snapshot() == ended("22").snapshot()
+    assert ended("11").state_key({}) != ended("22").state_key({})
+
+
 def test_the_key_names_requests_as_told_and_leaves_gaps_in_the_queue_out():
     manager, other = made("prefix", "swap"), made("prefix", "swap")
     for which, names in ((manager, (0, 1)), (other, (5, 3))):
