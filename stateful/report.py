@@ -61,6 +61,7 @@ class Frame:
     owners: per block id, the requests whose tables name it; none for a free block.
     free: the free list in hand-out order, None where it can't be seen.
     peer: the other target's pool at this moment, where two run in lockstep.
+    shares: several tables may name one block. withheld: given back inside a group that is open.
     """
 
     command: str | None
@@ -72,6 +73,8 @@ class Frame:
     reserved: frozenset[int] = frozenset()
     cached: frozenset[int] = frozenset()
     peer: Frame | None = None
+    shares: bool = False
+    withheld: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
