@@ -74,8 +74,8 @@ class Declarations:
     keeps_duplicates: of two blocks with the same content, one may be cached and found though a
         live request holds the other.
     evicts_cached: a refusal may evict cached blocks.
-    window, null_block: how many tokens back a request reads; None is all. null_block: what stands
-        in a table for a block that went back; None: the table is shortened.
+    window: how many tokens back a request reads; None is all.
+    null_block: what stands in a table for a block that the window left behind.
     meaningless: fields of hidden state that change nothing ("attribute" or "Class.attribute"),
         each with the reason; they are left out of the state key.
     """

@@ -16,7 +16,11 @@ import pytest
 import pagedkv
 from pagedkv.config import read_config
 from pagedkv.specs.abilities.core import KINDS
-from pagedkv.specs.catalogue import PROPERTIES
+from pagedkv.specs.catalogue import ABILITIES, PROPERTIES, offered
+from pagedkv.specs.judge import Judge
+from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.profiles import PROFILES
+from pagedkv.stateful.subject import Subject
 from projects import ROOT, environment, pytest_in, write
 
 
@@ -191,6 +195,61 @@ def test_what_the_page_says_of_leaving_something_out(adapter):
         pagedkv.assert_holds(NotDeclared, [prefill], property="out-of-blocks", **pool)
     with pytest.raises(AssertionError, match="leak, block 0 belongs to nobody"):
         pagedkv.assert_holds(NotReserved, [], property="conservation", **pool)
+
+
+# ---------------------------------------------------------------- docs/abilities.md
+
+
+ABLE = page("docs/abilities.md")
+FORKED = [
+    {"op": "prefill", "request": 0, "tokens": 1},
+    {"op": "fork", "request": 1, "parent": 0},
+    {"op": "decode", "request": 0},
+]
+
+
+@pytest.fixture
+def forking(tmp_path, monkeypatch):
+    """The class of the example, and the one that leaves the line out."""
+    source = the(ABLE, "file: forking.py")
+    for name, text in {
+        "forking": source,
+        "leaking": source.replace("self.drop(tail)", "pass"),
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield [importlib.import_module(name).Forking for name in ("forking", "leaking")]
+    for name in ("forking", "leaking"):
+        sys.modules.pop(name)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_forking_example_passes_every_history_of_the_fork_scope(forking):
+    right, _ = forking
+    declared = right.declares
+    (scope,) = [s for s in PROFILES["quick"].scopes(declared, pair=False) if s.name == "fork"]
+    done, judge = explore(
+        lambda geometry: Subject("forking", (right,)).world(scope, geometry),
+        scope.geometries,
+        lambda: Judge(PROPERTIES.values(), offered(*Subject("f", (right,)).probe().states)),
+        Limits(),
+    )
+    assert (done.found, done.exhausted, done.doubts) == ({}, True, ())
+    assert judge.evaluations["tail-copied"] == judge.evaluations["block-shared"] == 1
+
+
+def test_the_forking_example_leaks_without_the_line_that_the_page_names(forking):
+    right, leaking = forking
+    pool: Any = {"num_blocks": 2, "block_size": 2, "property": "ref-counts"}
+    pagedkv.assert_holds(right, FORKED, **pool)
+    *_, says = the(ABLE, r"shows: without self.drop\(tail\)").splitlines()
+    with pytest.raises(AssertionError, match=re.escape(says.strip())):
+        pagedkv.assert_holds(leaking, FORKED, **pool)
+
+
+def test_the_page_of_abilities_has_them_all():
+    named = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .+ \|$", ABLE, re.MULTILINE)
+    assert named == [ability.id for ability in ABILITIES if ability.id != "core"]
 
 
 # ---------------------------------------------------------------- docs/pytest.md
