@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A target that pagedkv knows by name: where it is, and the module that it can't do without."""
+    """A target that pagedkv knows by name: where it is, and the module that it can't do without.
+
+    install: one line for a shell, with the versions that were tested.
+    """
 
     name: str
     where: str
@@ -27,6 +31,25 @@ class Builtin:
                 return False
             path = spec.submodule_search_locations or ()
         return True
+
+    @property
+    def version(self) -> str | None:
+        """An engine's package and its version, such as "torch 2.13.0"; imports nothing of it.
+
+        None for pagedkv's own managers, and for an engine that is in no installed package.
+        """
+        if not self.where.startswith(ENGINES):
+            return None
+        module = self.needs.partition(".")[0]
+        packages = metadata.packages_distributions().get(module, ())
+        # Parts of an engine may come in packages beside the one that has its name.
+        for package in sorted(packages, key=lambda name: name.replace("-", "_") != module):
+            return f"{package} {metadata.version(package)}"
+        return None
+
+
+ENGINES = "pagedkv.engines."
+"""Where the adapters to engines are."""
 
 
 BUILTINS: tuple[Builtin, ...] = (
