@@ -52,6 +52,10 @@ ENGINES = "pagedkv.engines."
 """Where the adapters to engines are."""
 
 
+DEEPSPEED = (
+    "pip install setuptools wheel packaging ninja hjson msgpack einops psutil py-cpuinfo tqdm "
+    "pydantic && DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8"
+)
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -73,6 +77,48 @@ BUILTINS: tuple[Builtin, ...] = (
         "torch's experimental PagedAttention, behind an adapter.",
         "torch.nn.attention.experimental._paged_attention",
         "pip install 'torch>=2.6'",
+    ),
+    Builtin(
+        "deepspeed",
+        "pagedkv.engines.deepspeed:DeepSpeed",
+        "DeepSpeed-FastGen's state manager with its BlockedAllocator.",
+        "deepspeed.inference.v2.ragged.blocked_allocator",
+        DEEPSPEED,
+    ),
+    Builtin(
+        "nano-vllm",
+        "pagedkv.engines.nano_vllm:NanoVllm",
+        "nano-vllm's BlockManager.",
+        "nanovllm",
+        "pip install xxhash numpy && pip install --no-deps nano-vllm-fork==20260210",
+    ),
+    Builtin(
+        "smol-vllm",
+        "pagedkv.engines.smol_vllm:SmolVllm",
+        "smol-vllm's BlockSpaceManager, asked first as its scheduler does.",
+        "smol_vllm",
+        "pip install smol-vllm==0.1.2",
+    ),
+    Builtin(
+        "smol-vllm-alone",
+        "pagedkv.engines.smol_vllm:alone",
+        "smol-vllm's BlockSpaceManager by itself.",
+        "smol_vllm",
+        "pip install smol-vllm==0.1.2",
+    ),
+    Builtin(
+        "mini-infer",
+        "pagedkv.engines.mini_infer:MiniInfer",
+        "mini-infer's BlockPool and BlockTable.",
+        "mini_infer",
+        "pip install --no-deps mini-infer==0.2.5",
+    ),
+    Builtin(
+        "mini-infer-engine",
+        "pagedkv.engines.mini_infer:engine",
+        "mini-infer's BlockPool with the tables of its engine's sequences.",
+        "mini_infer",
+        "pip install --no-deps mini-infer==0.2.5",
     ),
 )
 
