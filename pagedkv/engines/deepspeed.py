@@ -16,20 +16,20 @@ import torch
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found none
 
-from deepspeed.inference.v2 import logging as engine_logging  # noqa: E402
-from deepspeed.inference.v2.inference_utils import DtypeEnum  # noqa: E402
-from deepspeed.inference.v2.ragged import (  # noqa: E402
+from deepspeed.inference.v2 import logging as engine_logging
+from deepspeed.inference.v2.inference_utils import DtypeEnum
+from deepspeed.inference.v2.ragged import (
     blocked_allocator,
     kv_cache,
     manager_configs,
     ragged_manager,
 )
-from deepspeed.inference.v2.ragged.sequence_descriptor import (  # noqa: E402
+from deepspeed.inference.v2.ragged.sequence_descriptor import (
     PlaceholderSequenceDescriptor,
 )
 
-from pagedkv.declarations import NOT_TRIED, Declarations, Raises  # noqa: E402
-from pagedkv.protocol import Owned, Request, Snapshot, as_int  # noqa: E402
+from pagedkv.declarations import NOT_TRIED, Declarations, Raises
+from pagedkv.protocol import Owned, Request, Snapshot
 
 DECLARES = Declarations(
     out_of_blocks=(Raises(ValueError, "Not enough free blocks in the KV-cache"),),
@@ -63,7 +63,7 @@ engine_logging.inference_logger().setLevel(logging.WARNING)
 
 
 class DeepSpeed:
-    """`DSStateManager` behind the protocol; sizes > 0, else ValueError.
+    """`DSStateManager` behind the protocol.
 
     It tracks at most one sequence for each block, since each live one holds one.
     """
@@ -71,20 +71,18 @@ class DeepSpeed:
     declares = DECLARES
 
     def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
-        self.num_blocks = n = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+        self.num_blocks, self.block_size, self.head_dim = num_blocks, block_size, head_dim
         cache = manager_configs.KVCacheConfig(
             block_size=self.block_size,
             cache_shape=(1, 1, self.head_dim),
             cache_dtype=DtypeEnum.fp32,
-            max_blocks_per_allocation_group=n,
+            max_blocks_per_allocation_group=num_blocks,
         )
         config = manager_configs.DSStateManagerConfig(
-            max_tracked_sequences=n,
-            max_ragged_batch_size=n,
-            max_ragged_sequence_count=n,
-            memory_config=manager_configs.MemoryConfig(mode="allocate", size=n),
+            max_tracked_sequences=num_blocks,
+            max_ragged_batch_size=num_blocks,
+            max_ragged_sequence_count=num_blocks,
+            memory_config=manager_configs.MemoryConfig(mode="allocate", size=num_blocks),
         )
         self._engine = ragged_manager.DSStateManager(config, (cache,))
 
@@ -99,7 +97,7 @@ class DeepSpeed:
         known = self._engine.get_sequence(req.request_id) or PlaceholderSequenceDescriptor()
         blocks_due = -(-(known.seen_tokens + tokens) // self.block_size)
         needed = blocks_due - known.cur_allocated_blocks
-        # Before the sequence is tracked, so that a refusal leaves none behind, as can_schedule does.
+        # Before the sequence is tracked: as with can_schedule, a refusal leaves none behind.
         new = self._engine.allocate_blocks(needed) if needed else None
         sequence = self._engine.get_or_create_sequence(req.request_id)
         if new is not None:

@@ -5,7 +5,6 @@ The contents are kept in the pool's own tensors and read back with the pool's ow
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from mini_infer.cache.block_pool import BlockPool, BlockTable
 from mini_infer.scheduler.continuous import Sequence
 
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 _EXHAUSTED = Raises(MemoryError, "Paged KV-Cache pool exhausted")
 _COSTS = "the contents are tensors, copied with every state"
@@ -54,7 +53,7 @@ ENGINE = replace(
 
 
 class MiniInfer:
-    """`BlockPool` and `BlockTable` behind the protocol; sizes > 0, else ValueError.
+    """`BlockPool` and `BlockTable` behind the protocol.
 
     declares: `CACHE`, and a prefill asks first whether its blocks are there; else it asks for what
     `ContinuousScheduler.schedule` asks for, and the tables are those of the engine's `Sequence`.
@@ -65,9 +64,7 @@ class MiniInfer:
     def __init__(
         self, num_blocks: int, block_size: int, head_dim: int, declares: Declarations = CACHE
     ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+        self.num_blocks, self.block_size, self.head_dim = num_blocks, block_size, head_dim
         self.declares, self._as_engine = declares, declares is not CACHE
         sizes = {"num_layers": 1, "num_kv_heads": 1, "head_dim": self.head_dim}
         cpu = {"device": torch.device("cpu"), "dtype": torch.float32}
@@ -78,10 +75,6 @@ class MiniInfer:
     def physical_kv_cache(self) -> torch.Tensor:
         keys: torch.Tensor = self._pool.key_caches[0]
         return keys[:, 0]
-
-    @property
-    def free_blocks(self) -> list[int]:
-        return sorted(self._pool.free_list)
 
     def allocate_for_prefill(self, req: Request) -> bool:
         if self._as_engine:
@@ -127,35 +120,12 @@ class MiniInfer:
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents."""
-        return (
-            tuple(self._pool.free_list),
-            tuple(self._pool.ref_counts.items()),
-            tuple(
-                sorted(
-                    (
-                        names.get(req.request_id, ~req.request_id),
-                        t.num_tokens,
-                        *t.physical_block_ids,
-                    )
-                    for req, t in self._tables.items()
-                )
-            ),
+        tables = (
+            (names.get(r.request_id, ~r.request_id), t.num_tokens, *t.physical_block_ids)
+            for r, t in self._tables.items()
         )
-
-    def clone(self, requests: Mapping[int, Request]) -> tuple[MiniInfer, dict[int, Request]]:
-        """A copy of the manager and of those handles, sharing nothing with the originals."""
-        twins = {req: copy.copy(req) for req in {*self._tables, *requests.values()}}
-        for twin in twins.values():
-            twin.block_table, twin.tokens = list(twin.block_table), list(twin.tokens)
-        other, pool = copy.copy(self), copy.copy(self._pool)
-        pool.free_list, pool.ref_counts = list(pool.free_list), dict(pool.ref_counts)
-        pool.key_caches = [cache.clone() for cache in pool.key_caches]
-        pool.value_caches = [cache.clone() for cache in pool.value_caches]
-        other._pool, other._tables = pool, {}
-        for req, table in self._tables.items():
-            other._tables[twins[req]] = copy.copy(table)
-            other._tables[twins[req]].physical_block_ids = list(table.physical_block_ids)
-        return other, {name: twins[req] for name, req in requests.items()}
+        pool = self._pool
+        return tuple(pool.free_list), tuple(pool.ref_counts.items()), tuple(sorted(tables))
 
 
 def engine(num_blocks: int, block_size: int, head_dim: int) -> MiniInfer:

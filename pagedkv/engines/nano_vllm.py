@@ -13,7 +13,7 @@ from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 
 def _without_its_model_runner() -> None:
@@ -46,14 +46,12 @@ TOKENS = 1 << 20
 
 
 class NanoVllm:
-    """`BlockManager` behind the protocol; a block size of at least 2, else ValueError."""
+    """`BlockManager` behind the protocol."""
 
     declares = DECLARES
 
     def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=2)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+        self.num_blocks, self.block_size, self.head_dim = num_blocks, block_size, head_dim
         self._engine = BlockManager(self.num_blocks, self.block_size)
         self._sequences: dict[Request, Any] = {}  # of live requests, by the handle's identity
         self._admitted = 0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections import deque
 from collections.abc import Hashable, Mapping
 
 from smol_vllm.block_manager import BlockSpaceManager
 
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 _NOTHING_PROMISED = "BlockSpaceManager has no docstrings; free of an unknown sequence returns"
 _COSTS = "its free list is a queue: each of its orders is a state of its own"
@@ -42,7 +40,7 @@ ALONE = Declarations(
 class SmolVllm:
     """`BlockSpaceManager` behind the protocol, asked first as `Scheduler.schedule` does.
 
-    asks: False calls it without asking, so that it refuses itself. Sizes > 0, else ValueError.
+    asks: False calls it without asking, so that it refuses itself.
     """
 
     declares = SCHEDULED
@@ -50,19 +48,15 @@ class SmolVllm:
     def __init__(
         self, num_blocks: int, block_size: int, head_dim: int, *, asks: bool = True
     ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+        self.num_blocks, self.block_size, self.head_dim = num_blocks, block_size, head_dim
         self.asks = asks
         self.declares = SCHEDULED if asks else ALONE
         self._engine = BlockSpaceManager(self.num_blocks, self.block_size)
-        self._live: dict[Request, None] = {}  # the handles of live requests, by identity
 
     def allocate_for_prefill(self, req: Request) -> bool:
         if self.asks and not self._engine.can_allocate(req.seq_len):
             return False
         self._engine.allocate(req.request_id, req.seq_len)
-        self._live[req] = None
         req.block_table = self._engine.get_block_table(req.request_id)
         return True
 
@@ -77,7 +71,6 @@ class SmolVllm:
 
     def release_request(self, req: Request) -> None:
         self._engine.free(req.request_id)
-        del self._live[req]
         req.block_table = []
 
     def snapshot(self) -> Snapshot:
@@ -103,19 +96,6 @@ class SmolVllm:
             tuple(sorted(engine._ref_count.items())),
             tuple(sorted(sequences)),
         )
-
-    def clone(self, requests: Mapping[int, Request]) -> tuple[SmolVllm, dict[int, Request]]:
-        """A copy of the manager and of those handles, sharing nothing with the originals."""
-        twins = {req: copy.copy(req) for req in {*self._live, *requests.values()}}
-        for twin in twins.values():
-            twin.block_table, twin.tokens = list(twin.block_table), list(twin.tokens)
-        other, engine = copy.copy(self), copy.copy(self._engine)
-        engine._free_blocks = deque(engine._free_blocks)
-        engine._ref_count = dict(engine._ref_count)
-        engine._tokens_allocated = dict(engine._tokens_allocated)
-        engine._block_tables = {seq: list(table) for seq, table in engine._block_tables.items()}
-        other._engine, other._live = engine, {twins[req]: None for req in self._live}
-        return other, {name: twins[req] for name, req in requests.items()}
 
 
 def alone(num_blocks: int, block_size: int, head_dim: int) -> SmolVllm:

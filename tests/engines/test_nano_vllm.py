@@ -104,11 +104,6 @@ def test_managers_of_different_block_sizes_do_not_disturb_each_other():
     assert len(admit(small, 1, 1).block_table) == 1
 
 
-def test_block_size_1_is_refused():
-    with pytest.raises(ValueError, match="block_size must be >= 2"):
-        make(1, 1)
-
-
 def test_a_clone_equals_and_shares_nothing():
     assert_twin(lambda: make(4))
 
