@@ -52,6 +52,9 @@ ENGINES = "pagedkv.engines."
 """Where the adapters to engines are."""
 
 
+LMDEPLOY = "pip install 'pagedkv[lmdeploy]'"
+VLLM = "pip install 'pagedkv[vllm]'"
+
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -73,6 +76,41 @@ BUILTINS: tuple[Builtin, ...] = (
         "torch's experimental PagedAttention, behind an adapter.",
         "torch.nn.attention.experimental._paged_attention",
         "pip install 'torch>=2.6'",
+    ),
+    Builtin(
+        "vllm",
+        "pagedkv.engines.vllm:VllmManager",
+        "vLLM's KVCacheManager without prefix caching, behind an adapter.",
+        "vllm.v1.core.kv_cache_manager",
+        VLLM,
+    ),
+    Builtin(
+        "vllm-cached",
+        "pagedkv.engines.vllm:caching_manager",
+        "vLLM's KVCacheManager with prefix caching, behind an adapter.",
+        "vllm.v1.core.kv_cache_manager",
+        VLLM,
+    ),
+    Builtin(
+        "vllm-blockpool",
+        "pagedkv.engines.vllm:VllmBlockPool",
+        "vLLM's BlockPool by itself, behind an adapter.",
+        "vllm.v1.core.block_pool",
+        VLLM,
+    ),
+    Builtin(
+        "lmdeploy",
+        "pagedkv.engines.lmdeploy:LmdeployManager",
+        "LMDeploy's DefaultBlockManager by its physical blocks, behind an adapter.",
+        "lmdeploy.pytorch.paging.block_manager",
+        LMDEPLOY,
+    ),
+    Builtin(
+        "lmdeploy-logical",
+        "pagedkv.engines.lmdeploy:logical_manager",
+        "LMDeploy's DefaultBlockManager by its logical blocks, behind an adapter.",
+        "lmdeploy.pytorch.paging.block_manager",
+        LMDEPLOY,
     ),
 )
 
