@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pagedkv import check
+from pagedkv.declarations import Raises
 from pagedkv.protocol import Request, Snapshot
 
 pytest.importorskip("vllm.v1.core.kv_cache_manager")
@@ -104,6 +105,7 @@ def test_out_of_blocks_of_the_pool_is_a_value_error_as_declared():
     live = admit(manager, 0, 2)
     before = manager.snapshot(), manager.state_key(NAMES), repr(live)
     (told,) = manager.declares.out_of_blocks
+    assert isinstance(told, Raises)
     with pytest.raises(told.exception, match=told.containing):
         manager.allocate_for_decode(live)
     with pytest.raises(told.exception, match=told.containing):
@@ -255,7 +257,8 @@ def test_the_key_tells_what_a_request_can_still_hit_from_what_nobody_can():
 
 
 def test_the_key_tells_apart_which_of_two_blocks_of_the_same_contents_is_hit():
-    keys, tables = set(), []
+    keys: set[object] = set()
+    tables: list[list[int]] = []
     for _ in range(2):
         manager = caching_manager(4, 1, 1)
         request = admit(manager, 0, 2)
