@@ -20,6 +20,7 @@ from pagedkv.stateful.processes import Update, run_all
 from pagedkv.stateful.profiles import PROFILES, Scope
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Report, TargetReport
+from pagedkv.stateful.shards import Shard
 from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.targets import Pair, Target, isolated, resolve
@@ -36,7 +37,9 @@ class Options:
     expected_failures: property id -> reason. expected_of: further ones, of the target that is
     named. isolate: Python targets run in processes of their own, as programs do, so that a call
     that ends its process is an answer. faults: calls inside the target are made to fail too, as
-    they also are if that property is chosen. Raises ValueError for a value that is none.
+    they also are if that property is chosen. shard: of the exhaustive searches only this part is
+    done, and random histories are drawn with its number as seed where the profile has its own.
+    Raises ValueError for a value that is none.
     """
 
     profile: str = "quick"
@@ -49,6 +52,7 @@ class Options:
     )
     isolate: bool = False
     faults: bool = False
+    shard: Shard | None = None
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -61,11 +65,15 @@ class Options:
                 raise ValueError(f"{name!r} is no property; they are {', '.join(PROPERTIES)}")
         if self.isolate and self.faults:
             raise ValueError("calls can only be made to fail in this process; leave out isolate")
+        if self.shard is not None and (self.faults or UNDER_FAULT.id in self.properties):
+            raise ValueError("made to fail are the calls of a whole scope; leave out the shard")
 
     def seeded(self) -> Options:
-        """The same, with a seed drawn now where the profile has none of its own."""
-        if self.seed is not None or PROFILES[self.profile].derandomised:
+        """The same, with a seed drawn now where the profile has none of its own, or for a shard."""
+        if self.seed is not None:
             return self
+        if PROFILES[self.profile].derandomised:
+            return self if self.shard is None else replace(self, seed=self.shard.number)
         return replace(self, seed=secrets.randbelow(2**32))
 
     def plan(self) -> Plan:
@@ -80,11 +88,12 @@ class Options:
             expected=dict(self.expected_failures),
             expected_of={name: dict(expected) for name, expected in self.expected_of.items()},
             faults=self.faults or UNDER_FAULT.id in self.properties,
+            shard=self.shard,
         )
 
     def report(self, targets: Iterable[TargetReport]) -> Report:
         """What came of targets that were checked so; changes nothing."""
-        return Report(tuple(targets), self.profile, self.seed, self.plan().seconds)
+        return Report(tuple(targets), self.profile, self.seed, self.plan().seconds, self.shard)
 
 
 def subject(target: Target | Pair) -> Subject:

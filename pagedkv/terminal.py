@@ -110,6 +110,7 @@ def _headline(target: TargetReport) -> Text:
     counts += [count(expected, "expected failure")] if expected else []
     coverage = target.coverage
     facts = [
+        *([] if coverage.part is None else [f"shard {coverage.part.shard}"]),
         count(coverage.states, "state"),
         count(coverage.transitions, "transition"),
         "exhausted" if coverage.exhausted else f"stopped ({plain(coverage.stopped or 'early')})",

@@ -16,6 +16,7 @@ from pagedkv.commands.common import (
     check_properties,
     complete_target,
     resolve_all,
+    shard_option,
 )
 from pagedkv.commands.defaults import config_option
 from pagedkv.commands.files import check_folder, reason_of, write_traces
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pagedkv.api import Options
     from pagedkv.config import Config
     from pagedkv.stateful.report import Report
+    from pagedkv.stateful.shards import Shard
     from pagedkv.targets import Pair, Target
 
 PROFILES = ("quick", "ci", "nightly")
@@ -50,6 +52,7 @@ Examples:
   pagedkv check mymodule:MyManager --faults
   pagedkv check mymodule:MyManager --isolate
   pagedkv check "exec:./driver --fast"
+  pagedkv check mymodule:MyManager --profile nightly --shard 2/4 --json 2.json
 """
 
 
@@ -93,6 +96,7 @@ Examples:
     is_flag=True,
     help="Make each call inside the target fail, one at a time, for as much time again.",
 )
+@shard_option
 @click.option(
     "--traces",
     type=click.Path(path_type=Path),
@@ -112,6 +116,7 @@ def check(
     expected_failures: Path | None,
     isolate: bool,
     faults: bool,
+    shard: Shard | None,
     traces: Path | None,
     files: Files,
 ) -> int:
@@ -128,6 +133,7 @@ def check(
     Exits with 0 if all passed, 1 if one is violated, and 2 if one is unknown or the usage wrong.
     """
     from pagedkv.api import Options
+    from pagedkv.specs.faults import UNDER_FAULT
     from pagedkv.targets import is_apart
 
     check_properties(properties)
@@ -140,7 +146,10 @@ def check(
     judged = tuple(dict.fromkeys(properties))
     if faults and isolate:
         raise Refused("--faults: calls can't be made to fail behind --isolate; leave one out")
-    options = Options(profile, seed, budget, judged, known, known_of, isolate, faults).seeded()
+    if shard is not None and (faults or UNDER_FAULT.id in judged):
+        raise Refused("--shard: calls made to fail are not divided; check those without it")
+    options = Options(profile, seed, budget, judged, known, known_of, isolate, faults, shard)
+    options = options.seeded()
     if options.seed != seed:
         click.echo(f"random histories of --seed {options.seed}", err=True)
     wanted = names or config.targets

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from pagedkv.stateful.shards import Shard
     from pagedkv.targets import Pair, Target
 
 
@@ -60,6 +61,28 @@ def resolve_one(name: str) -> Target | Pair:
     """The target of this name. Raises Refused."""
     (target,) = resolve_all([name])
     return target
+
+
+def _read_shard(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> Shard | None:
+    from pagedkv.stateful.shards import Shard
+
+    try:
+        return None if text is None else Shard.of_text(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def shard_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--shard`; the function gets a `Shard` or None."""
+    option = click.option(
+        "--shard",
+        metavar="K/N",
+        callback=_read_shard,
+        help="Search only the K-th of N parts; `pagedkv join` puts their --json together.",
+    )
+    return option(command)
 
 
 def check_properties(ids: Iterable[str], where: str = "--property") -> None:

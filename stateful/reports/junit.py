@@ -36,6 +36,8 @@ def _suite(target: TargetReport, report: Report) -> ET.Element:
     suite = ET.Element("testsuite", {"name": name})
     properties = ET.SubElement(suite, "properties")
     coverage = {f"coverage.{key}": value for key, value in target.coverage.to_json().items()}
+    if target.coverage.part is not None:
+        coverage["coverage.shard"] = str(target.coverage.part.shard)
     for key, value in {"profile": report.profile, "seed": report.seed, **coverage}.items():
         told = "; ".join(value) if isinstance(value, list) else value
         about = {"name": key, "value": "" if told is None else plain(str(told))}
