@@ -126,6 +126,7 @@ def _suite(
         isolate=config.isolate,
         faults=config.faults,
         traces=None if traces is None else Path.cwd() / traces,
+        tolerances=config.tolerances,
     )
     if expected is None:
         ids = campaign.ids()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
@@ -73,6 +73,8 @@ def show_target(console: Console, target: TargetReport) -> None:
         console.print(f"  {plain(target.reason)}")
     if target.coverage.scope:
         console.print(f"  searched: {target.coverage.scope}")
+    for name, table in target.tolerances.items():
+        console.print(f"  tolerated in {plain(name)}: {plain(', '.join(_declared(table)))}")
     for doubt in target.coverage.doubts:
         console.print(f"  not relied on: {plain(doubt)}")
     if target.injection is not None:
@@ -82,16 +84,27 @@ def show_target(console: Console, target: TargetReport) -> None:
     for group in by_history(target.counterexamples):
         console.print(Text(counterexamples_text(group)))
         console.print("\nAs a test:\n")
-        console.print(Text(_test_of(group, target.target)))
+        console.print(Text(_test_of(group, target)))
 
 
-def _test_of(group: Sequence[Counterexample], target: str) -> str:
+def _declared(table: Mapping[str, object]) -> list[str]:
+    """What somebody declares for a target, each with the reason."""
+    reasons = table.get("because", {})
+    assert isinstance(reasons, Mapping)
+    return [
+        f"{name} = {value!r}" + (f" ({reasons[name]})" if name in reasons else "")
+        for name, value in table.items()
+        if name != "because"
+    ]
+
+
+def _test_of(group: Sequence[Counterexample], target: TargetReport) -> str:
     """One test for counterexamples that have one history.
 
     For several it judges every property: it fails while any of them is broken.
     """
     if len(group) == 1:
-        return pytest_function(group[0], target)
+        return pytest_function(group[0], target.target, target.tolerances)
     first, more = group[0], len(group) - 1
     whole = replace(
         together(group),
@@ -99,7 +112,8 @@ def _test_of(group: Sequence[Counterexample], target: str) -> str:
         equation=first.equation,
         message="; ".join(f"{example.property}: {example.message}" for example in group),
     )
-    lines = pytest_function(whole, target).splitlines(keepends=True)
+    test = pytest_function(whole, target.target, target.tolerances)
+    lines = test.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("        property="))
 
 

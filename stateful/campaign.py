@@ -108,6 +108,7 @@ class _Campaign:
             coverage=self._coverage(explored, randomly.steps, evidence.unseen()),
             seconds=monotonic() - self._start,
             injection=injected.injection if injected else None,
+            tolerances=self._subject.tolerances,
         )
 
     def _injected(self, found: Mapping[str, Found], explored: list[Exploration]) -> Injected | None:

@@ -79,6 +79,8 @@ def _in_order(reports: Sequence[Report]) -> list[Report]:
 
 def _target(shards: Sequence[TargetReport], *, campaign: bool) -> TargetReport:
     """One target. campaign: a goal that was never reached leaves its verdict open."""
+    if any(shard.tolerances != shards[0].tolerances for shard in shards):
+        raise CannotJoin(f"the shards have different tolerances for {shards[0].target}")
     examples = _smallest(shards)
     astray = _astray(shards)
     coverage = _coverage(shards, astray)
@@ -95,6 +97,7 @@ def _target(shards: Sequence[TargetReport], *, campaign: bool) -> TargetReport:
         counterexamples=tuple(examples[name] for name in sorted(examples)),
         coverage=coverage,
         seconds=sum(shard.seconds for shard in shards),
+        tolerances=shards[0].tolerances,
     )
 
 

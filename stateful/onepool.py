@@ -78,9 +78,10 @@ def explore_pool(
         example_of(lambda: make(geometry), judge, geometry, found.commands, found.violation, proof)
         for found, proof in proven
     )
-    return _report(
+    report = _report(
         subject.name, scope, explored, judged, examples, depth, monotonic() - start, shard
     )
+    return replace(report, tolerances=subject.tolerances)
 
 
 ALSO_SECONDS = 30.0

@@ -83,6 +83,7 @@ def _target(data: Mapping[str, Any]) -> TargetReport:
         counterexamples=tuple(map(_counterexample, data["counterexamples"])),
         coverage=_coverage(data["coverage"]),
         seconds=float(data["seconds"]),
+        tolerances={name: dict(table) for name, table in data.get("tolerances", {}).items()},
     )
 
 

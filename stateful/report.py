@@ -244,7 +244,11 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """Everything about one target. injection: None unless failure was injected."""
+    """Everything about one target.
+
+    injection: None unless failure was injected. tolerances: what was declared for it, by the name
+    of the target, over what it declares itself.
+    """
 
     target: str
     verdict: Verdict
@@ -254,6 +258,7 @@ class TargetReport:
     coverage: Coverage
     seconds: float
     injection: Injection | None = None
+    tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The target's report as the schema has it."""
@@ -265,6 +270,7 @@ class TargetReport:
             "counterexamples": [example.to_json() for example in self.counterexamples],
             "coverage": self.coverage.to_json(),
             **({} if self.injection is None else {"injection": self.injection.to_json()}),
+            **({"tolerances": dict(self.tolerances)} if self.tolerances else {}),
             "seconds": round(self.seconds, 3),
         }
 

@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,13 +150,13 @@ def check(
     if shard is not None and (faults or UNDER_FAULT.id in judged):
         raise Refused("--shard: calls made to fail are not divided; check those without it")
     options = Options(profile, seed, budget, judged, known, known_of, isolate, faults, shard)
-    options = options.seeded()
+    options = replace(options, tolerances=config.tolerances).seeded()
     if options.seed != seed:
         click.echo(f"random histories of --seed {options.seed}", err=True)
     wanted = names or config.targets
     if faults and (apart := [name for name in wanted if is_apart(name)]):
         raise Refused(f"--faults: {apart[0]} runs in a process of its own; check it without")
-    chosen = resolve_all(wanted, isolate=isolate)
+    chosen = resolve_all(wanted, config.tolerances, isolate=isolate)
     report = _run(chosen, options)
     _show(report, profile, traces, on_stdout=files.on_stdout)
     files.write(report, chosen, isolated=isolate)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pagedkv.commands.common import Refused, complete_target, resolve_one, shard_option
+from pagedkv.commands.common import Refused, complete_target, shard_option, subject_of
+from pagedkv.commands.defaults import config_option
 from pagedkv.commands.files import STDOUT, check_writable, put
 
 if TYPE_CHECKING:
+    from pagedkv.config import Config
     from pagedkv.stateful.shards import Shard
 
 _EXAMPLES = """\b
@@ -48,8 +50,10 @@ Examples:
     metavar="FILE",
     help="Write the report as JSON too; - is stdout, and the text then goes to stderr.",
 )
+@config_option
 def explore(
     *,
+    config: Config,
     name: str,
     blocks: int,
     block_size: int,
@@ -63,7 +67,6 @@ def explore(
     Exits with 0 if nothing breaks, in all there are or in those of up to --depth commands, with 1
     if something does, and with 2 if the search ended before that.
     """
-    from pagedkv.api import subject
     from pagedkv.commands.progress import progress
     from pagedkv.specs.model import Geometry
     from pagedkv.stateful.onepool import explore_pool
@@ -74,7 +77,7 @@ def explore(
 
     if json_file is not None:
         check_writable(json_file, "--json")
-    checked = subject(resolve_one(name))
+    checked = subject_of(name, config)
     try:
         with progress(sys.stderr, [checked.name], None, {}) as show:
             target = explore_pool(
