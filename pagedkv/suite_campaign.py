@@ -79,7 +79,7 @@ class Campaign:
             report = self._report(options)
             hints = self._written(report)
         except Refused as error:
-            return self.failed(error.message)
+            return {**self.failed(error.message), "refused": True}
         (target,) = report.targets
         found = outcomes_of(target, PROFILES[self.profile], hints, self.ids())
         return self._told(found, _summary(target, options))

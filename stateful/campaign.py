@@ -240,7 +240,7 @@ class _Campaign:
         self, explored: list[Exploration], random_steps: int, unseen: list[str]
     ) -> Coverage:
         stopped = [
-            f"{scope.name}: {exploration.stopped}"
+            f"{scope.words}: {exploration.stopped}"
             for scope, exploration in zip(self._searches.scopes, explored, strict=False)
             if exploration.stopped is not None
         ]

@@ -303,6 +303,12 @@ class Report:
         """Whether every target passed."""
         return self.exit_code == 0
 
+    def to_text(self) -> str:
+        """The report, as `pagedkv check` shows it, without colours; changes nothing."""
+        from pagedkv.stateful.printed import text_of
+
+        return text_of(self)
+
     def to_json(self) -> dict[str, Any]:
         """The report, as `pagedkv check --json` writes it."""
         return {

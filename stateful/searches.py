@@ -78,7 +78,7 @@ class Searches:
             scope.geometries,
             self.judge,
             limits,
-            lambda progress: self._listener(scope.name, progress),
+            lambda progress: self._listener(scope.words, progress),
             None if whole else self.plan.shard,
         )
         self.evaluations.update(judge.evaluations)

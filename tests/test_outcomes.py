@@ -315,7 +315,9 @@ def run_in(monkeypatch):
 
 def outcome_of_a_new_suite(**fields: Any) -> Outcome:
     """As another test of the same campaign asks for it."""
-    return Suite(campaign(**fields), {}).outcome("rollback")
+    outcome = Suite(campaign(**fields), {}).outcome("rollback")
+    assert isinstance(outcome, Outcome)
+    return outcome
 
 
 def test_workers_share_a_campaign_through_the_folder_of_the_run(reported, run_in, tmp_path):

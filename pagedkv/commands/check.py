@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pagedkv.commands.common import (
     shard_option,
 )
 from pagedkv.commands.defaults import config_option
-from pagedkv.commands.files import check_folder, reason_of, write_traces
+from pagedkv.commands.files import check_folder, places_of_traces, reason_of, write_traces
 from pagedkv.commands.reports import Files, report_options
 
 if TYPE_CHECKING:
@@ -191,12 +190,10 @@ def _show(report: Report, profile: str, traces: Path | None, *, on_stdout: bool)
     from pagedkv.terminal import console_on, count, show_report
 
     console = console_on(sys.stderr if on_stdout else sys.stdout)
-    show_report(console, report, profile)
-    if traces is not None:
-        written = write_traces(traces, report)
-        if written:
-            again = f"pagedkv replay {shlex.quote(str(written[0]))}"
-            console.print(f"{count(len(written), 'trace')} in {traces}; to run one again: {again}")
+    places = [] if traces is None else places_of_traces(traces, report)
+    show_report(console, report, profile, places)
+    if traces is not None and write_traces(traces, report):
+        console.print(f"{count(len(places), 'trace')} in {traces}")
 
 
 def read_expected_failures(path: Path) -> dict[str, str]:
