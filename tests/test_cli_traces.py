@@ -247,7 +247,7 @@ def test_check_writes_each_counterexample_as_a_trace(found, capsys):
     assert sorted(path.name for path in Path("new/traces").iterdir()) == names
     trace = read_trace(Path("new/traces/allocs-Leaky-conservation.jsonl"))
     assert trace == BROKEN
-    assert "Next: pagedkv replay new/traces/allocs-Leaky-conservation.jsonl, once you" in out
+    assert "Next: pagedkv replay new/traces/allocs-Leaky-contents.jsonl, once you" in out
     assert out.endswith("2 traces in new/traces\n")
     assert run(capsys, "replay", f"new/traces/{names[0]}")[0] == 1
 

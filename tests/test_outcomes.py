@@ -212,7 +212,7 @@ def campaign(**fields: Any) -> Campaign:
 @pytest.fixture
 def reported(monkeypatch):
     """Makes every campaign bring the report that is put here; gives the options of each."""
-    monkeypatch.setattr(common, "resolve_all", lambda names, isolate: names)
+    monkeypatch.setattr(common, "resolve_all", lambda names, _tolerances, isolate: names)
 
     def put(of: TargetReport) -> list[api.Options]:
         asked: list[api.Options] = []
