@@ -21,6 +21,7 @@ from pagedkv.specs.judge import Judge
 from pagedkv.stateful.explorer import Limits, explore
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.subject import Subject
+from pagedkv.tolerances import over
 from projects import ROOT, environment, pytest_in, write
 
 
@@ -205,6 +206,19 @@ def test_what_the_page_says_of_leaving_something_out(adapter):
         pagedkv.assert_holds(NotReserved, [], property="conservation", **pool)
 
 
+def test_the_declarations_from_outside_are_declarations(tmp_path):
+    file = tmp_path / "pyproject.toml"
+    file.write_text(the(YOURS, "file: pyproject.toml"), encoding="utf-8")
+    table = read_config(file).tolerances["mymodule:MyManager"]
+    declared = over(pagedkv.Declarations(), table)
+    assert (declared.refuses_early, declared.late_calls) == (True, 2)
+    assert declared.out_of_blocks == (
+        pagedkv.Raises(MemoryError, "pool"),
+        pagedkv.Returns(False),
+        pagedkv.Returns(None),
+    )
+
+
 # ---------------------------------------------------------------- docs/abilities.md
 
 
@@ -371,6 +385,32 @@ def test_the_seed_of_each_machine_is_an_integer_of_its_own():
     assert seed == "${{ github.run_number }}${{ matrix.shard }}"
     (export,) = [line for line in recipe("gitlab")["allocator night"]["script"] if "SEED=" in line]
     assert export == 'export SEED="$CI_PIPELINE_IID$CI_NODE_INDEX"'
+
+
+def test_the_shards_of_the_server_are_all_there_and_joined():
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    jobs = yaml.safe_load(the(CI, "yaml: shards"))
+    numbers = jobs["night"]["strategy"]["matrix"]["shard"]
+    (check,) = [s["run"] for s in jobs["night"]["steps"] if "--shard" in s.get("run", "")]
+    (join,) = [s["run"] for s in jobs["verdict"]["steps"] if "join" in s.get("run", "")]
+    each = [check.replace('"', "").replace("${{ matrix.shard }}", str(k)) for k in numbers]
+    told = [line.split(" --shard ")[1].split()[0] for line in each]
+    assert told == [f"{k}/{len(numbers)}" for k in range(1, len(numbers) + 1)]
+    wrote = [line.split(" --json ")[1] for line in each]
+    assert join.split(" --json ")[0] == f"pagedkv join {' '.join(wrote)}"
+    first, _, last = the(CI, "shell: shards").splitlines()
+    assert each[0].replace("/4", "/2") == first
+    assert last.startswith("pagedkv join 1.json 2.json ")
+
+
+def test_the_shards_of_the_page_are_joined_into_one_verdict(shell, tmp_path):
+    write(tmp_path, {"mymodule.py": "from allocators_here import Leaks as MyManager\n"})
+    *shards, join = the(CI, "shell: shards").splitlines()
+    assert [shell(line).returncode for line in shards] == [1, 1]
+    done = shell(join)
+    assert done.returncode == 1, done.stdout
+    assert "in 2 shards" in done.stdout
+    assert "conservation" in (tmp_path / "report.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +16,18 @@ from pagedkv.commands.common import (
     check_properties,
     complete_target,
     resolve_all,
+    shard_option,
 )
 from pagedkv.commands.defaults import config_option
 from pagedkv.commands.expected import read_expected_failures, read_expected_folder
-from pagedkv.commands.files import check_folder, write_traces
+from pagedkv.commands.files import check_folder, places_of_traces, write_traces
 from pagedkv.commands.reports import Files, report_options
 
 if TYPE_CHECKING:
     from pagedkv.api import Options
     from pagedkv.config import Config
     from pagedkv.stateful.report import Report
+    from pagedkv.stateful.shards import Shard
     from pagedkv.targets import Pair, Target
 
 PROFILES = ("quick", "ci", "nightly")
@@ -51,6 +53,7 @@ Examples:
   pagedkv check mymodule:MyManager --faults
   pagedkv check mymodule:MyManager --isolate
   pagedkv check "exec:./driver --fast"
+  pagedkv check mymodule:MyManager --profile nightly --shard 2/4 --json 2.json
 """
 
 
@@ -95,6 +98,7 @@ Examples:
     is_flag=True,
     help="Make each call inside the target fail, one at a time, for as much time again.",
 )
+@shard_option
 @click.option(
     "--traces",
     type=click.Path(path_type=Path),
@@ -114,6 +118,7 @@ def check(
     expected_failures: Path | None,
     isolate: bool,
     faults: bool,
+    shard: Shard | None,
     traces: Path | None,
     files: Files,
 ) -> int:
@@ -130,6 +135,7 @@ def check(
     Exits with 0 if all passed, 1 if one is violated, and 2 if one is unknown or the usage wrong.
     """
     from pagedkv.api import Options
+    from pagedkv.specs.faults import UNDER_FAULT
     from pagedkv.targets import default_targets, is_apart
 
     check_properties(properties)
@@ -146,12 +152,15 @@ def check(
     judged = tuple(dict.fromkeys(properties))
     if faults and isolate:
         raise Refused("--faults: calls can't be made to fail behind --isolate; leave one out")
-    options = Options(profile, seed, budget, judged, known, known_of, isolate, faults).seeded()
+    if shard is not None and (faults or UNDER_FAULT.id in judged):
+        raise Refused("--shard: calls made to fail are not divided; check those without it")
+    options = Options(profile, seed, budget, judged, known, known_of, isolate, faults, shard)
+    options = replace(options, tolerances=config.tolerances).seeded()
     if options.seed != seed:
         click.echo(f"random histories of --seed {options.seed}", err=True)
     if faults and (apart := [name for name in wanted if is_apart(name)]):
         raise Refused(f"--faults: {apart[0]} runs in a process of its own; check it without")
-    chosen = resolve_all(wanted, isolate=isolate)
+    chosen = resolve_all(wanted, config.tolerances, isolate=isolate)
     report = _run(chosen, options)
     _show(report, profile, traces, on_stdout=files.on_stdout)
     files.write(report, chosen, isolated=isolate)
@@ -186,9 +195,7 @@ def _show(report: Report, profile: str, traces: Path | None, *, on_stdout: bool)
     from pagedkv.terminal import console_on, count, show_report
 
     console = console_on(sys.stderr if on_stdout else sys.stdout)
-    show_report(console, report, profile)
-    if traces is not None:
-        written = write_traces(traces, report)
-        if written:
-            again = f"pagedkv replay {shlex.quote(str(written[0]))}"
-            console.print(f"{count(len(written), 'trace')} in {traces}; to run one again: {again}")
+    places = [] if traces is None else places_of_traces(traces, report)
+    show_report(console, report, profile, places)
+    if traces is not None and write_traces(traces, report):
+        console.print(f"{count(len(places), 'trace')} in {traces}")
