@@ -29,6 +29,14 @@ class Builtin:
         return True
 
 
+_SGLANG = (
+    "pip install --no-deps sglang==0.5.23 triton==3.9.0 dill apache-tvm-ffi sentencepiece "
+    "compressed-tensors loguru gguf && pip install transformers==5.19.0 pydantic requests "
+    "cloudpickle psutil cachetools msgspec pyzmq aiohttp fastapi uvicorn openai==2.8.0 orjson "
+    "pillow pybase64 einops 'ipython<10'"
+)
+"""Without the GPU kernels that it asks for, which no extra could leave out."""
+
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -50,6 +58,27 @@ BUILTINS: tuple[Builtin, ...] = (
         "torch's experimental PagedAttention, behind an adapter.",
         "torch.nn.attention.experimental._paged_attention",
         "pip install 'torch>=2.6'",
+    ),
+    Builtin(
+        "sglang",
+        "pagedkv.engines.sglang_paged:SGLangPaged",
+        "SGLang's allocator of token slots in pages, freed pages first.",
+        "sglang",
+        _SGLANG,
+    ),
+    Builtin(
+        "sglang-sorted",
+        "pagedkv.engines.sglang_paged:SGLangSorted",
+        "The same as disaggregated servers have it: freed pages wait and are sorted.",
+        "sglang",
+        _SGLANG,
+    ),
+    Builtin(
+        "sglang-radix",
+        "pagedkv.engines.sglang_radix:SGLangRadix",
+        "SGLang's RadixCache over that allocator: finished requests leave their pages in a tree.",
+        "sglang",
+        _SGLANG,
     ),
 )
 
