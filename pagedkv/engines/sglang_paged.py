@@ -48,7 +48,7 @@ class SGLangPaged:
         self.block_size = as_int("block_size", block_size, minimum=1)
         self.head_dim = as_int("head_dim", head_dim, minimum=1)
         self._allocator = make_allocator(self.num_blocks, self.block_size, need_sort=self.need_sort)
-        self._rows: dict[Request, list[int]] = {}  # the slots of live requests, by identity
+        self._live: dict[Request, Any] = {}  # the slots of live requests, by identity
 
     @property
     def free_blocks(self) -> list[int]:
@@ -58,33 +58,37 @@ class SGLangPaged:
         return self._grow(req, extend(self._allocator, req.seq_len))
 
     def allocate_for_decode(self, req: Request) -> object:
-        return self._grow(req, decode(self._allocator, req.seq_len, self._rows[req][-1]))
+        return self._grow(req, decode(self._allocator, req.seq_len, self._live[req][-1]))
 
     def _grow(self, req: Request, slots: torch.Tensor | None) -> object:
         if slots is None:
             return None
-        row = self._rows.setdefault(req, [])
+        row = self._live.setdefault(req, [])
         row += slots.tolist()
-        req.seq_len, req.block_table = len(row), self._table(req)
+        req.seq_len, req.block_table = len(row), self._pages(row)
         return True
 
     def release_request(self, req: Request) -> None:
-        self._allocator.free_segments([(torch.tensor(self._rows[req]), 0)])
-        del self._rows[req]
+        self._allocator.free_segments([(torch.tensor(self._live[req]), 0)])
+        del self._live[req]
         req.block_table = []
 
-    def _table(self, req: Request) -> list[int]:
-        return [slot // self.block_size for slot in self._rows[req][:: self.block_size]]
+    def _row(self, req: Request) -> list[int]:
+        row: list[int] = self._live[req]
+        return row
+
+    def _pages(self, slots: list[int]) -> list[int]:
+        return [slot // self.block_size for slot in slots[:: self.block_size]]
 
     def slots(self, req: Request) -> list[tuple[int, int, int]]:
         """Where each position of a live request is: its own slot, whatever its page is called."""
-        return [(0, *divmod(slot, self.block_size)) for slot in self._rows[req]]
+        return [(0, *divmod(slot, self.block_size)) for slot in self._row(req)]
 
     def snapshot(self) -> Snapshot:
         """All that the engine keeps, live; page 0 is for padding. Staged pages come last."""
         return Snapshot(
-            block_tables={req.request_id: self._table(req) for req in self._rows},
-            seq_lens={req.request_id: len(row) for req, row in self._rows.items()},
+            block_tables={req.request_id: self._pages(self._row(req)) for req in self._live},
+            seq_lens={req.request_id: len(self._row(req)) for req in self._live},
             free_blocks=self._allocator.get_all_free_pages().tolist(),
             num_free=self._allocator.available_size() // self.block_size,
             blocks=range(1, self.num_blocks + 1),
@@ -93,7 +97,7 @@ class SGLangPaged:
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents."""
-        rows = sorted((names[req.request_id], *row) for req, row in self._rows.items())
+        rows = sorted((names[req.request_id], *self._row(req)) for req in self._live)
         return allocator_key(self._allocator), tuple(rows)
 
 

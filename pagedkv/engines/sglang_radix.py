@@ -8,51 +8,20 @@ prefill gets an extra key of its own, so that no request finds what another has 
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from itertools import count
-from types import ModuleType
 from typing import Any, SupportsIndex
 
 import torch
-from transformers.utils import is_torchvision_available
 
 from pagedkv.declarations import Returns
-from pagedkv.engines.sglang_paged import DECLARES, allocator_key, make_allocator
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.engines.sglang_paged import DECLARES, SGLangPaged, allocator_key
+from pagedkv.engines.standing_in import standing_in
+from pagedkv.protocol import Request, Snapshot
 
-
-class _Nothing(ModuleType):
-    """Stands in for a module that is imported but not used here: any name is an empty class."""
-
-    __path__: list[str] = []  # noqa: RUF012 - a module's attribute
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-@contextmanager
-def _torchvision() -> Iterator[None]:
-    """Let SGLang's image processors import torchvision where it is not installed."""
-    names = ["torchvision", "torchvision.transforms", "torchvision.transforms.functional"]
-    absent = find_spec("torchvision") is None
-    is_torchvision_available()  # remembered as it is
-    if absent:
-        sys.modules.update({name: _Nothing(name) for name in names})
-    try:
-        yield
-    finally:
-        for name in names if absent else ():
-            del sys.modules[name]
-
-
-with _torchvision():
+with standing_in("torchvision", "transforms", "transforms.functional"):
     from sglang.srt.mem_cache import allocation
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -92,7 +61,7 @@ class Req:
     priority: int | None = None
 
 
-class SGLangRadix:
+class SGLangRadix(SGLangPaged):
     """`RadixCache` over the allocator; sizes > 0, else ValueError.
 
     A finished request leaves its full pages in the tree; they are evicted, the least recently
@@ -111,17 +80,13 @@ class SGLangRadix:
     def __init__(
         self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
     ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
-        self._allocator = make_allocator(self.num_blocks, self.block_size, need_sort=False)
+        super().__init__(num_blocks, block_size, head_dim)
         # As each live request holds a page, one row more always suffices.
-        rows, longest = self.num_blocks + 1, (self.num_blocks + 1) * self.block_size
-        self._rows = ReqToTokenPool(rows, longest, "cpu", enable_memory_saver=False)
+        longest = (self.num_blocks + 1) * self.block_size
+        self._rows = ReqToTokenPool(self.num_blocks + 1, longest, "cpu", enable_memory_saver=False)
         self._tree = RadixCache(
             CacheInitParams(False, self._rows, self._allocator, self.block_size)
         )
-        self._live: dict[Request, Req] = {}  # by identity
         self._keys = count()
 
     def allocate_for_prefill(self, req: Request) -> bool:
@@ -157,7 +122,7 @@ class SGLangRadix:
         made = self._live[req]
         if made.kv.kv_committed_len == len(made.origin_input_ids):
             self._tree.checkpoint(made, up_to=made.kv.kv_committed_len)
-            req.block_table = self._table(made)
+            req.block_table = self._pages(self._row(req))
 
     def allocate_for_decode(self, req: Request) -> bool:
         tree, made = self._tree, self._live[req]
@@ -179,7 +144,7 @@ class SGLangRadix:
         start, end = made.kv.kv_committed_len, made.kv.kv_committed_len + len(slots)
         self._rows.write((made.kv.req_pool_idx, slice(start, end)), slots.to(torch.int32))
         made.kv.kv_committed_len = req.seq_len = end
-        req.block_table = self._table(made)
+        req.block_table = self._pages(self._row(req))
 
     def release_request(self, req: Request) -> None:
         made, tree = self._live[req], self._tree
@@ -192,17 +157,10 @@ class SGLangRadix:
         del self._live[req]
         req.block_table = []
 
-    def _slots(self, made: Req) -> list[int]:
-        row = self._rows.req_to_token[made.kv.req_pool_idx, : made.kv.kv_committed_len]
-        slots: list[int] = row.tolist()
-        return slots
-
-    def _table(self, made: Req) -> list[int]:
-        return [slot // self.block_size for slot in self._slots(made)[:: self.block_size]]
-
-    def slots(self, req: Request) -> list[tuple[int, int, int]]:
-        """Where each position of a live request is, by its row."""
-        return [(0, *divmod(slot, self.block_size)) for slot in self._slots(self._live[req])]
+    def _row(self, req: Request) -> list[int]:
+        kv = self._live[req].kv
+        row: list[int] = self._rows.req_to_token[kv.req_pool_idx, : kv.kv_committed_len].tolist()
+        return row
 
     def _nodes(self) -> Iterator[TreeNode]:
         stack = [self._tree.root_node]
@@ -211,22 +169,11 @@ class SGLangRadix:
             yield from below
             stack += below
 
-    def _pages(self, node: TreeNode) -> list[int]:
-        return [slot // self.block_size for slot in node.value[:: self.block_size].tolist()]
-
     def snapshot(self) -> Snapshot:
-        """All that the engine keeps, live. Cached are the pages of nodes that nobody has locked."""
-        return Snapshot(
-            block_tables={req.request_id: self._table(made) for req, made in self._live.items()},
-            seq_lens={req.request_id: made.kv.kv_committed_len for req, made in self._live.items()},
-            free_blocks=self._allocator.get_all_free_pages().tolist(),
-            num_free=self._allocator.available_size() // self.block_size,
-            blocks=range(1, self.num_blocks + 1),
-            reserved={0},
-            cached={
-                page for node in self._nodes() if not node.lock_ref for page in self._pages(node)
-            },
-        )
+        """All that the engine keeps, live; cached are the pages of nodes that nobody has locked."""
+        unlocked = [node.value.tolist() for node in self._nodes() if not node.lock_ref]
+        cached = {page for slots in unlocked for page in self._pages(slots)}
+        return replace(super().snapshot(), cached=frozenset(cached))
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents.
@@ -248,7 +195,7 @@ class SGLangRadix:
             for node in self._nodes()
         ]
         rows = [
-            (names[req.request_id], *self._slots(made), kv.cache_protected_len, kv.req_pool_idx)
+            (names[req.request_id], *self._row(req), kv.cache_protected_len, kv.req_pool_idx)
             for req, made in self._live.items()
             for kv in (made.kv,)
         ]
