@@ -37,6 +37,8 @@ _SGLANG = (
 )
 """Without the GPU kernels that it asks for, which no extra could leave out."""
 
+_TRANSFORMERS = "pip install transformers==5.24.0 psutil accelerate"
+
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -79,6 +81,27 @@ BUILTINS: tuple[Builtin, ...] = (
         "SGLang's RadixCache over that allocator: finished requests leave their pages in a tree.",
         "sglang",
         _SGLANG,
+    ),
+    Builtin(
+        "transformers",
+        "pagedkv.engines.transformers_paged:TransformersPaged",
+        "transformers' PagedAttentionCache for continuous batching, without block sharing.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
+    ),
+    Builtin(
+        "transformers-sectors",
+        "pagedkv.engines.transformers_paged:TransformersSectors",
+        "The same, with two blocks in a sector.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
+    ),
+    Builtin(
+        "transformers-sharing",
+        "pagedkv.engines.transformers_paged:TransformersSharing",
+        "The same with block sharing: finished requests leave their blocks cached.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
     ),
 )
 
