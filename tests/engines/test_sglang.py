@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("sglang")
 
 from counting import counted
-
 from pagedkv.engines.sglang_paged import SGLangPaged, SGLangSorted
 from pagedkv.engines.sglang_radix import SGLangRadix
 from pagedkv.protocol import Request

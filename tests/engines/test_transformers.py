@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("transformers.generation.continuous_batching.cache_allocators")
 
 from counting import counted
-
 from pagedkv.engines.transformers_paged import (
     TransformersPaged,
     TransformersSectors,
