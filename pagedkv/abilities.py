@@ -61,8 +61,8 @@ class Truncates(Protocol):
         """Keep the first `seq_len` tokens, 1 <= seq_len <= req.seq_len. Mutates both.
 
         Whole blocks beyond ceil(seq_len / block_size) go back, the tail's block stays. The caller
-        cuts `req.tokens` after it. Never out of blocks. Raises HoldsNothing, InvalidBlockTable;
-        ValueError for another length.
+        cuts `req.tokens` before it, and puts them back after a refusal. Never out of blocks. Raises
+        HoldsNothing, InvalidBlockTable; ValueError for another length.
         """
 
 
@@ -88,7 +88,10 @@ class CachesPrefixes(Protocol):
 
 @runtime_checkable
 class Swaps(Protocol):
-    """Ability swap. The second pool has `num_host_blocks` blocks."""
+    """Ability swap. The second pool has `num_host_blocks` blocks.
+
+    `host_kv_cache` is its tensor, like `physical_kv_cache`, where the target keeps one.
+    """
 
     num_host_blocks: int
 

@@ -92,14 +92,14 @@ Names = Mapping[int, int]
 def _pairing(a: System, b: System, trust: Trust) -> Names:
     """Which request of `b` stands for which of `a`: by order, then the unused names."""
     first, second = a.order(trust), b.order(trust)
-    every = range(a.setting.requests)
+    every = range(a.setting.names)
     first += tuple(r for r in every if r not in first)
     second += tuple(r for r in every if r not in second)
     return dict(zip(first, second, strict=True))
 
 
 def _renamed(command: Command, names: Names) -> Command:
-    return replace(command, request=names[command.request])
+    return command.renamed(names)
 
 
 def _told(step: Step, names: Names) -> tuple[object, ...]:
