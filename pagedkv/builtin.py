@@ -99,7 +99,14 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "transformers-sharing",
         "pagedkv.engines.transformers_paged:TransformersSharing",
-        "The same with block sharing: finished requests leave their blocks cached.",
+        "The same with block sharing: complete blocks are found again by their content.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
+    ),
+    Builtin(
+        "transformers-forking",
+        "pagedkv.engines.transformers_paged:TransformersForking",
+        "The same with forks.",
         "transformers.generation.continuous_batching",
         _TRANSFORMERS,
     ),

@@ -23,6 +23,7 @@ from pagedkv.protocol import Request, Snapshot, as_int
 DECLARES = Declarations(
     out_of_blocks=(Returns(None),),
     wrong_use=NOT_TRIED,
+    abilities={"append", "group"},
     engine=True,
     because={
         "out_of_blocks": "alloc, alloc_extend and alloc_decode return None; common callers raise",
@@ -55,10 +56,14 @@ class SGLangPaged:
         return sorted(self._allocator.get_all_free_pages().tolist())
 
     def allocate_for_prefill(self, req: Request) -> object:
-        return self._grow(req, extend(self._allocator, req.seq_len))
+        return self._grow(req, extend(self._allocator, 0, req.seq_len, -1))
 
     def allocate_for_decode(self, req: Request) -> object:
         return self._grow(req, decode(self._allocator, req.seq_len, self._live[req][-1]))
+
+    def allocate_for_append(self, req: Request, count: int) -> object:
+        slots = extend(self._allocator, req.seq_len, req.seq_len + count, self._live[req][-1])
+        return self._grow(req, slots)
 
     def _grow(self, req: Request, slots: torch.Tensor | None) -> object:
         if slots is None:
@@ -72,6 +77,12 @@ class SGLangPaged:
         self._allocator.free_segments([(torch.tensor(self._live[req]), 0)])
         del self._live[req]
         req.block_table = []
+
+    def free_group_begin(self) -> None:
+        self._allocator.free_group_begin()
+
+    def free_group_end(self) -> None:
+        self._allocator.free_group_end()
 
     def _row(self, req: Request) -> list[int]:
         row: list[int] = self._live[req]
@@ -93,6 +104,7 @@ class SGLangPaged:
             num_free=self._allocator.available_size() // self.block_size,
             blocks=range(1, self.num_blocks + 1),
             reserved={0},
+            withheld=withheld(self._allocator),
         )
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
@@ -131,12 +143,17 @@ def make_allocator(num_blocks: int, block_size: int, *, need_sort: bool) -> Allo
     return PagedTokenToKVPoolAllocator(size, block_size, need_sort=need_sort, **common)
 
 
-def extend(allocator: Allocator, tokens: int) -> torch.Tensor | None:
-    """The slots of a new request of so many tokens, as `alloc_for_extend` asks; None is "no"."""
+def extend(allocator: Allocator, before: int, after: int, last: int) -> torch.Tensor | None:
+    """Slots for the tokens from `before` to `after`, as `alloc_for_extend` asks; None is "no".
+
+    last: the slot of the token before them, -1 if there is none.
+    """
     if isinstance(allocator, TokenToKVPoolAllocator):
-        return allocator.alloc(tokens)
-    prefix, length = torch.tensor([0]), torch.tensor([tokens])
-    return allocator.alloc_extend(prefix, prefix, length, length, torch.tensor([-1]), tokens)
+        return allocator.alloc(after - before)
+    prefix, length = torch.tensor([before]), torch.tensor([after])
+    return allocator.alloc_extend(
+        prefix, prefix, length, length, torch.tensor([last]), after - before
+    )
 
 
 def decode(allocator: Allocator, tokens: int, last: int) -> torch.Tensor | None:
@@ -147,6 +164,17 @@ def decode(allocator: Allocator, tokens: int, last: int) -> torch.Tensor | None:
     return allocator.alloc_decode(length, length, torch.tensor([last]))
 
 
+def withheld(allocator: Allocator) -> list[int] | None:
+    """The pages that were freed inside the open group, as they will be freed; None outside any."""
+    if allocator.free_group is None:
+        return None
+    slots = [slot for held in allocator.free_group for slot in held.tolist()]
+    pages = [
+        page for held in getattr(allocator, "free_page_ids_group", ()) for page in held.tolist()
+    ]
+    return [slot // allocator.page_size for slot in slots] + pages
+
+
 def allocator_key(allocator: Allocator) -> Hashable:
     """What the allocator's later answers depend on."""
     staged = getattr(allocator, "staged_pages", [allocator.release_pages])
@@ -154,4 +182,5 @@ def allocator_key(allocator: Allocator) -> Hashable:
         tuple(allocator.free_pages.tolist()),
         tuple(page for pages in staged for page in pages.tolist()),
         allocator.available_size(),
+        None if (group := withheld(allocator)) is None else tuple(group),
     )

@@ -2,8 +2,7 @@
 
 A request is driven as the scheduler does it, alone in its batch: match, lock, ask the prefill
 budget, take a row and slots, `checkpoint` once the prompt is computed, decode after
-`check_decode_capacity`, and in the end what `release_kv_cache` does for a finished request. Each
-prefill gets an extra key of its own, so that no request finds what another has computed.
+`check_decode_capacity`, and in the end what `release_kv_cache` does for a finished request.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any, SupportsIndex
 
 import torch
@@ -52,13 +50,21 @@ class Req:
     """What the caches read and write of the engine's `Req`."""
 
     origin_input_ids: array[int]
-    extra_key: str
+    extra_key: str | None
     full_untruncated_fill_ids: array[int]
     kv: Kv = field(default_factory=Kv)
+    prefix_len: int = 0
     lock: Any = None
     last_node: Any = None
     cache_salt: str | None = None
     priority: int | None = None
+
+    @classmethod
+    def of(cls, req: Request) -> Req:
+        """The engine's request for a prompt; its extra keys are strings."""
+        tokens = array("q", req.tokens)
+        extra = None if req.extra_key is None else str(req.extra_key)
+        return cls(tokens, extra, tokens)
 
 
 class SGLangRadix(SGLangPaged):
@@ -71,9 +77,14 @@ class SGLangRadix(SGLangPaged):
     declares = replace(
         DECLARES,
         out_of_blocks=(Returns(False),),
+        abilities={"append", "prefix"},
+        tables_outside=True,
+        evicts_cached=True,
         because={
             **DECLARES.because,
             "out_of_blocks": "PrefillBudget.can_allocate_prefill and check_decode_capacity",
+            "tables_outside": "RadixCache.checkpoint re-points the rows of req_to_token",
+            "evicts_cached": "check_decode_capacity: 'after evicting reclaimable cache'",
         },
     )
 
@@ -81,25 +92,25 @@ class SGLangRadix(SGLangPaged):
         self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
     ) -> None:
         super().__init__(num_blocks, block_size, head_dim)
-        # As each live request holds a page, one row more always suffices.
-        longest = (self.num_blocks + 1) * self.block_size
-        self._rows = ReqToTokenPool(self.num_blocks + 1, longest, "cpu", enable_memory_saver=False)
+        # More rows than requests of at least one token can hold by themselves; pages are shared.
+        rows, longest = 4 * self.num_blocks + 4, (self.num_blocks + 1) * self.block_size
+        self._rows = ReqToTokenPool(rows, longest, "cpu", enable_memory_saver=False)
         self._tree = RadixCache(
             CacheInitParams(False, self._rows, self._allocator, self.block_size)
         )
-        self._keys = count()
 
     def allocate_for_prefill(self, req: Request) -> bool:
-        tree, tokens = self._tree, array("q", req.tokens)
-        made = Req(tokens, str(next(self._keys)), tokens)
-        made.last_node = tree.match_prefix(
-            MatchPrefixParams(RadixKey(tokens, made.extra_key))
-        ).last_device_node
+        tree, made = self._tree, Req.of(req)
+        # The last token of a prompt is never looked up: `_compute_max_prefix_len`.
+        key = RadixKey(made.origin_input_ids, made.extra_key, limit=req.seq_len - 1)
+        match = tree.match_prefix(MatchPrefixParams(key))
+        made.last_node, made.prefix_len = match.last_device_node, match.device_prefix_len
         made.lock = tree.lock(made.last_node)
         budget = self._allocator.create_prefill_budget(tree)
+        wanted = req.seq_len - made.prefix_len
         if not budget.can_allocate_prefill(
-            paged_input=budget.ceil_paged_tokens(len(tokens)),
-            extend_input_len=len(tokens),
+            paged_input=budget.ceil_paged_tokens(wanted),
+            extend_input_len=wanted,
             max_new_tokens=0,
             chunk_limit=None,
         ):
@@ -107,15 +118,9 @@ class SGLangRadix(SGLangPaged):
             return False
         self._rows.alloc([made])
         self._live[req] = made
-        if self.block_size == 1:
-            slots = allocation.alloc_token_slots(tree, len(tokens))
-        else:
-            prefix, length = torch.tensor([0]), torch.tensor([len(tokens)])
-            slots = allocation.alloc_paged_token_slots_extend(
-                tree, prefix, prefix, length, length, torch.tensor([-1]), len(tokens)
-            )
-        self._write(req, slots)
-        return True
+        self._write(req, tree.prefix_device_indices(made))
+        made.kv.cache_protected_len = made.prefix_len
+        return self._extend(req, wanted)
 
     def computed(self, req: Request) -> None:
         """After the forward pass of a prompt the scheduler calls `checkpoint_kv_cache`."""
@@ -124,26 +129,50 @@ class SGLangRadix(SGLangPaged):
             self._tree.checkpoint(made, up_to=made.kv.kv_committed_len)
             req.block_table = self._pages(self._row(req))
 
+    def allocate_for_append(self, req: Request, count: int) -> bool:
+        """As for a speculative decode, whose slots are reserved before it is verified."""
+        return self._fits(req, count) and self._extend(req, count)
+
     def allocate_for_decode(self, req: Request) -> bool:
-        tree, made = self._tree, self._live[req]
-        committed = made.kv.kv_committed_len
-        needed = self.block_size if committed % self.block_size == 0 else 0
-        if not self._allocator.check_decode_capacity(num_tokens=needed, tree_cache=tree):
+        if not self._fits(req, 1):
             return False
         if self.block_size == 1:
-            slots = allocation.alloc_token_slots(tree, 1)
+            return self._extend(req, 1)
+        row, length = self._row(req), torch.tensor([req.seq_len + 1])
+        self._write(
+            req,
+            allocation.alloc_paged_token_slots_decode(
+                self._tree, length, length, torch.tensor(row[-1:])
+            ),
+        )
+        return True
+
+    def _fits(self, req: Request, count: int) -> bool:
+        """Ask as `check_decode_mem` does: for the pages that so many tokens more will begin."""
+        size, row = self.block_size, self._row(req)
+        pages = -(-(len(row) + count) // size) - -(-len(row) // size)
+        fits: bool = self._allocator.check_decode_capacity(
+            num_tokens=pages * size, tree_cache=self._tree
+        )
+        return fits
+
+    def _extend(self, req: Request, count: int) -> bool:
+        row = self._row(req)
+        if self.block_size == 1:
+            slots = allocation.alloc_token_slots(self._tree, count)
         else:
-            last = self._rows.req_to_token[made.kv.req_pool_idx, committed - 1 : committed]
-            length = torch.tensor([committed + 1])
-            slots = allocation.alloc_paged_token_slots_decode(tree, length, length, last)
+            before, after = torch.tensor([len(row)]), torch.tensor([len(row) + count])
+            slots = allocation.alloc_paged_token_slots_extend(
+                self._tree, before, before, after, after, torch.tensor(row[-1:] or [-1]), count
+            )
         self._write(req, slots)
         return True
 
     def _write(self, req: Request, slots: torch.Tensor) -> None:
-        made = self._live[req]
-        start, end = made.kv.kv_committed_len, made.kv.kv_committed_len + len(slots)
-        self._rows.write((made.kv.req_pool_idx, slice(start, end)), slots.to(torch.int32))
-        made.kv.kv_committed_len = req.seq_len = end
+        kv = self._live[req].kv
+        start, end = kv.kv_committed_len, kv.kv_committed_len + len(slots)
+        self._rows.write((kv.req_pool_idx, slice(start, end)), slots.to(torch.int32))
+        kv.kv_committed_len = req.seq_len = end
         req.block_table = self._pages(self._row(req))
 
     def release_request(self, req: Request) -> None:
@@ -157,54 +186,67 @@ class SGLangRadix(SGLangPaged):
         del self._live[req]
         req.block_table = []
 
+    def cached_tokens(self, req: Request) -> int:
+        found: int = self._live[req].prefix_len
+        return found
+
     def _row(self, req: Request) -> list[int]:
         kv = self._live[req].kv
         row: list[int] = self._rows.req_to_token[kv.req_pool_idx, : kv.kv_committed_len].tolist()
         return row
 
-    def _nodes(self) -> Iterator[TreeNode]:
-        stack = [self._tree.root_node]
+    def _nodes(self) -> Iterator[tuple[TreeNode, tuple[int, ...]]]:
+        """Each node but the root, with all tokens from the root to its end."""
+        stack: list[tuple[TreeNode, tuple[int, ...]]] = [(self._tree.root_node, ())]
         while stack:
-            below = list(stack.pop().children.values())
+            node, path = stack.pop()
+            below = [(child, (*path, *child.key)) for child in node.children.values()]
             yield from below
             stack += below
 
     def snapshot(self) -> Snapshot:
         """All that the engine keeps, live; cached are the pages of nodes that nobody has locked."""
-        unlocked = [node.value.tolist() for node in self._nodes() if not node.lock_ref]
-        cached = {page for slots in unlocked for page in self._pages(slots)}
-        return replace(super().snapshot(), cached=frozenset(cached))
+        cached, index = set[int](), dict[Hashable, int]()
+        for node, path in self._nodes():
+            pages = self._pages(node.value.tolist())
+            cached.update(pages if not node.lock_ref else ())
+            start = len(path) - len(node.key)
+            for i, page in enumerate(pages):
+                index[node.key.extra_key, path[: start + (i + 1) * self.block_size]] = page
+        return replace(super().snapshot(), cached=frozenset(cached), index=index)
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents.
 
-        Extra keys only tell requests apart, and of times only the order counts: the policy is LRU.
+        Of times only the order counts: the policy is LRU.
         """
-        live = {made.extra_key: names[req.request_id] for req, made in self._live.items()}
-        times = sorted({node.last_access_time for node in self._nodes()})
-        nodes = [
-            (
-                live.get(node.key.extra_key, -1),
-                tuple(node.value.tolist()),
-                len(node.key),
-                node.lock_ref,
-                times.index(node.last_access_time),
-                node in self._tree.evictable_leaves,
-                times.index(node.parent.last_access_time) if node.parent.key else -1,
-            )
-            for node in self._nodes()
-        ]
+        tree, nodes = self._tree, list(self._nodes())
+        times = sorted({node.last_access_time for node, _ in nodes})
         rows = [
-            (names[req.request_id], *self._row(req), kv.cache_protected_len, kv.req_pool_idx)
+            (
+                names[req.request_id],
+                *self._row(req),
+                kv.cache_protected_len,
+                len(made.origin_input_ids),
+            )
             for req, made in self._live.items()
             for kv in (made.kv,)
         ]
-        sizes = (self._tree.evictable_size_, self._tree.protected_size_)
-        order = tuple(self._rows.free_slots)
         return (
             allocator_key(self._allocator),
             tuple(sorted(rows)),
-            tuple(sorted(nodes)),
-            sizes,
-            order,
+            tuple(
+                sorted(
+                    (
+                        node.key.extra_key or "",
+                        path,
+                        tuple(node.value.tolist()),
+                        node.lock_ref,
+                        times.index(node.last_access_time),
+                        node in tree.evictable_leaves,
+                    )
+                    for node, path in nodes
+                )
+            ),
+            (tree.evictable_size_, tree.protected_size_),
         )

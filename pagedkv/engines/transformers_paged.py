@@ -29,8 +29,10 @@ GROUP = "full_attention"
 DECLARES = Declarations(
     out_of_blocks=(Returns(False),),
     wrong_use=NOT_TRIED,
+    abilities={"append", "ask"},
     reorders_free=True,
     engine=True,
+    meaningless={"created_time": "a clock", "lifespan": "times of it", "_timestamps": "the same"},
     because={
         "out_of_blocks": "can_store_request_tokens: 'Otherwise, this has no side effects'",
         "wrong_use": "the docstrings of PagedAttentionCache promise nothing about it",
@@ -59,26 +61,52 @@ class TransformersPaged:
         self._live: dict[Request, RequestState] = {}  # by identity
         self._ids = count()
         self._complete: dict[str, int] = {}  # what the forward pass to come will complete
+        self._copies: list[tuple[int, int]] = []  # (from, to) in blocks, since they were taken
+        self._found: dict[str, int] = {}  # tokens that live requests found, by the engine's ids
 
     @property
     def _group(self) -> Any:
         return self._cache.cache_allocators[GROUP]
 
+    def _new(self, req: Request) -> RequestState:
+        """A request of the engine; it has no extra keys, so one makes other tokens of them."""
+        state = RequestState(request_id=str(next(self._ids)), initial_tokens=contents(req, 0))
+        found = self._cache.search_prefix_match(state.request_id, state.initial_tokens)
+        state.position_offset = self._found[state.request_id] = found
+        return state
+
     def allocate_for_prefill(self, req: Request) -> bool:
-        name = next(self._ids)
-        # Tokens that no other request has: what is shared is the abilities' affair.
-        state = RequestState(request_id=str(name), initial_tokens=[name] * req.seq_len)
-        if not self._store(state, req.seq_len):
+        state = self._new(req)
+        if not self._store(state, req.seq_len - state.current_len()):
+            # What it found is given up as that of a starved request is.
+            self._cache.free_blocks(state.request_id, no_cache=True)
+            del self._found[state.request_id]
             return False
         self._live[req] = state
-        return self._stored(req, req.seq_len)
+        return self._stored(req, req.seq_len - state.current_len())
 
     def allocate_for_decode(self, req: Request) -> bool:
+        return self.allocate_for_append(req, 1)
+
+    def allocate_for_append(self, req: Request, count: int) -> bool:
         state = self._live[req]
-        if not self._store(state, 1):
+        if not self._store(state, count):
             return False
-        state.generated_tokens.append(int(state.request_id))
-        return self._stored(req, 1)
+        state.generated_tokens += contents(req, state.current_len())
+        return self._stored(req, count)
+
+    def can_prefill(self, req: Request) -> bool:
+        fresh = RequestState(request_id="asks", initial_tokens=contents(req, 0))
+        return self._cache.can_store_request_tokens(fresh, req.seq_len, dry_run=True)
+
+    def can_decode(self, req: Request) -> bool:
+        return self.can_append(req, 1)
+
+    def can_append(self, req: Request, count: int) -> bool:
+        return self._cache.can_store_request_tokens(self._live[req], count, dry_run=True)
+
+    def cached_tokens(self, req: Request) -> int:
+        return self._found[self._live[req].request_id]
 
     def _store(self, state: RequestState, tokens: int) -> bool:
         self._cache.pool.try_to_free_sectors()
@@ -95,12 +123,12 @@ class TransformersPaged:
         """After the forward pass `update_batch` calls `mark_complete_blocks`."""
         state = self._live[req]
         self._cache.mark_complete_blocks(state, self._complete)
-        self._complete = {}
-        req.block_table = list(self._table(state))
+        self._complete, req.block_table = {}, list(self._table(state))
 
     def release_request(self, req: Request) -> None:
-        self._cache.free_blocks(self._live[req].request_id)
-        del self._live[req]
+        name = self._live.pop(req).request_id
+        self._cache.free_blocks(name)
+        del self._found[name]
         req.block_table = []
 
     def _table(self, state: RequestState) -> list[int]:
@@ -135,12 +163,13 @@ class TransformersPaged:
             # A count of 1 is implicit, BlockLedger says.
             ref_counts=counts | group.ledger.shared_ref_counts,
             cached=group.ledger.cached_blocks,
+            index=group.ledger.hash_to_block if self.shares else None,
         )
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents."""
-        pool, ledger = self._cache.pool, self._group.ledger
-        trees = pool._free_blocks[0]
+        pool, group = self._cache.pool, self._group
+        ledger, trees = group.ledger, pool._free_blocks[0]
         return (
             tuple(pool.free_sectors),
             len(trees),
@@ -153,13 +182,8 @@ class TransformersPaged:
             ),
             tuple(sorted(ledger.shared_ref_counts.items())),
             tuple(ledger.cached_blocks),
-            # Hashes only tell contents apart; each block is listed with the one its hash finds.
-            tuple(
-                sorted(
-                    (b, ledger.hash_to_block.get(h, -1)) for b, h in ledger.block_to_hash.items()
-                )
-            ),
-            len(ledger.hash_to_block),
+            tuple(sorted(ledger.block_to_hash.items())),
+            tuple(sorted(ledger.hash_to_block.items())),
         )
 
     def clone(
@@ -171,6 +195,7 @@ class TransformersPaged:
             req.block_table, req.tokens = list(req.block_table), list(req.tokens)
         other = copy.copy(self)
         other._cache, other._ids = copied(self._cache), copy.copy(self._ids)
+        other._found, other._copies = dict(self._found), list(self._copies)
         other._live = {twins[req]: copy.copy(state) for req, state in self._live.items()}
         for state in other._live.values():
             state.generated_tokens = list(state.generated_tokens)
@@ -197,14 +222,17 @@ class TransformersSectors(TransformersPaged):
 
 
 class TransformersSharing(TransformersPaged):
-    """The same with block sharing: complete blocks stay cached when their request is finished."""
+    """The same with block sharing: complete blocks are found again, and stay when unheld."""
 
     shares = True
     declares = replace(
         DECLARES,
+        abilities={"append", "prefix"},
+        tables_outside=True,
         evicts_cached=True,
         because={
             **DECLARES.because,
+            "tables_outside": "mark_complete_blocks re-points entries when the call is long over",
             "evicts_cached": "OffloadingManager.offload_requests: 'we evict all cached blocks'",
         },
     )
@@ -215,6 +243,45 @@ class TransformersSharing(TransformersPaged):
         return super()._store(state, tokens) or (
             self._cache.evict_cached_blocks() and self._store(state, tokens)
         )
+
+
+class TransformersForking(TransformersSharing):
+    """The same with forks, as requests with `num_children` have them."""
+
+    declares = replace(
+        TransformersSharing.declares,
+        abilities={"append", "prefix", "fork"},
+        forks_eagerly=True,
+        refuses_early=True,
+        because={
+            **TransformersSharing.declares.because,
+            "forks_eagerly": "CacheAllocator.fork_blocks: 'others are backed by fresh blocks'",
+            "refuses_early": "prepare_fork_request counts no cached blocks, and evicts none",
+        },
+    )
+    state_key, clone = TransformersPaged.state_key, TransformersPaged.clone
+
+    def fork_request(self, req: Request, child: Request) -> bool:
+        """As `update_batch` forks; the child that did not fit would be prefilled later."""
+        source, name = self._live[req], str(next(self._ids))
+        self._cache.pool.try_to_free_sectors()
+        copies: dict[str, tuple[list[int], list[int]]] = {GROUP: ([], [])}
+        if not self._cache.prepare_fork_request(source, [name], copies):
+            return False
+        self._copies += zip(*copies[GROUP], strict=True)
+        self._live[child] = source.fork(name)
+        self._found[name] = 0
+        return self._stored(child, 0)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """What `perform_cache_copy` would copy now; they are forgotten."""
+        copies, self._copies = self._copies, []
+        return copies
+
+
+def contents(req: Request, start: int) -> list[int]:
+    """The tokens from `start` on; other ones for each extra key, a number."""
+    return [2 * int(req.extra_key or 0) + token for token in req.tokens[start:]]
 
 
 @lru_cache(maxsize=64)
