@@ -167,14 +167,14 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "transformers-sharing",
-        "pagedkv.engines.transformers_paged:TransformersSharing",
+        "pagedkv.engines.transformers_sharing:TransformersSharing",
         "The same with block sharing: complete blocks are found again by their content.",
         "transformers.generation.continuous_batching",
         _TRANSFORMERS,
     ),
     Builtin(
         "transformers-forking",
-        "pagedkv.engines.transformers_paged:TransformersForking",
+        "pagedkv.engines.transformers_sharing:TransformersForking",
         "The same with forks.",
         "transformers.generation.continuous_batching",
         _TRANSFORMERS,

@@ -7,28 +7,36 @@ import pytest
 pytest.importorskip("transformers.generation.continuous_batching.cache_allocators")
 
 from counting import counted
-from pagedkv.engines.transformers_paged import (
-    TransformersPaged,
-    TransformersSectors,
-    TransformersSharing,
-)
+from pagedkv.engines.transformers_paged import TransformersPaged, TransformersSectors
+from pagedkv.engines.transformers_sharing import TransformersForking, TransformersSharing
 from pagedkv.protocol import Request
 from pagedkv.specs.model import Geometry
 
-ALL = (TransformersPaged, TransformersSectors, TransformersSharing)
+ALL = (TransformersPaged, TransformersSectors, TransformersSharing, TransformersForking)
 
 
-def admit(manager: TransformersPaged, name: int, tokens: int) -> Request:
-    request = Request(name, tokens)
+def admit(
+    manager: TransformersPaged, name: int, tokens: int | list[int], extra_key: int | None = None
+) -> Request:
+    """A request of this prompt; of a number alone, one that nobody else has."""
+    prompt = [10 + name] * tokens if isinstance(tokens, int) else tokens
+    request = Request(name, len(prompt), prompt, extra_key=extra_key)
     assert manager.allocate_for_prefill(request) is True
     manager.computed(request)
     return request
 
 
-def decode(manager: TransformersPaged, request: Request) -> bool:
-    granted = manager.allocate_for_decode(request)
+def decode(manager: TransformersPaged, request: Request, count: int = 0) -> bool:
+    """One more token, or `count` by an append."""
+    request.tokens += [0] * (count or 1)
+    if count:
+        granted = manager.allocate_for_append(request, count)
+    else:
+        granted = manager.allocate_for_decode(request)
     if granted:
         manager.computed(request)
+    else:
+        del request.tokens[-(count or 1) :]
     return granted
 
 
@@ -41,6 +49,7 @@ def decode(manager: TransformersPaged, request: Request) -> bool:
         (TransformersPaged, {2, 3, 4, 5}, {0, 1}),
         (TransformersSectors, {4, 5, 6, 7}, {0, 1, 2, 3}),
         (TransformersSharing, {2, 3, 4, 5}, {0, 1}),
+        (TransformersForking, {2, 3, 4, 5}, {0, 1}),
     ],
 )
 @pytest.mark.parametrize("block_size", [1, 2, 4])
@@ -66,6 +75,7 @@ def test_prefill_takes_the_first_free_blocks(make, block_size, blocks):
         (TransformersPaged, [(2, [3]), (3, [3, 2]), (4, [3, 2])]),
         (TransformersSectors, [(2, [4]), (3, [4, 5]), (4, [4, 5])]),
         (TransformersSharing, [(2, [3]), (3, [3, 2]), (4, [3, 2])]),
+        (TransformersForking, [(2, [3]), (3, [3, 2]), (4, [3, 2])]),
     ],
 )
 def test_decode_takes_a_block_at_the_boundary_only(make, tables):
@@ -148,11 +158,54 @@ def test_a_block_that_a_decode_completes_is_cached_too():
     assert manager.snapshot().cached == {4}
 
 
-def test_no_two_requests_have_the_same_content():
+def test_a_prompt_finds_the_complete_blocks_of_another_but_for_its_last_token():
+    manager = TransformersSharing(4, 2, 1)
+    first, second = admit(manager, 0, [0, 0, 1, 0]), admit(manager, 1, [0, 0, 1, 0])
+    assert (manager.cached_tokens(first), manager.cached_tokens(second)) == (0, 2)
+    assert manager.snapshot().ref_counts == dict.fromkeys(first.block_table, 2)
+
+
+def test_a_duplicate_is_exchanged_for_the_block_that_is_there_after_the_forward_pass():
+    manager = TransformersSharing(2, 1, 1)
+    first, second = admit(manager, 0, [0]), Request(1, 1)
+    assert manager.allocate_for_prefill(second) is True
+    assert (first.block_table, second.block_table) == ([3], [2])
+    manager.computed(second)
+    assert (second.block_table, manager.snapshot().free_blocks) == ([3], (2,))
+
+
+def test_another_extra_key_is_other_content():
     manager = TransformersSharing(3, 1, 1)
-    tables = [admit(manager, name, 1).block_table for name in range(3)]
-    assert sorted(tables) == [[2], [3], [4]]
-    assert manager.snapshot().ref_counts == {2: 1, 3: 1, 4: 1}
+    tables = [admit(manager, name, [0], name).block_table for name in range(3)]
+    assert tables == [[4], [3], [2]]
+
+
+def test_a_refused_prompt_gives_back_what_it_found():
+    manager = TransformersSharing(2, 1, 1)
+    live = admit(manager, 0, [0])
+    before = manager.snapshot()
+    assert manager.allocate_for_prefill(Request(1, 3)) is False
+    assert before == manager.snapshot()
+    assert before.ref_counts == {live.block_table[0]: 1}
+
+
+def test_a_fork_shares_complete_blocks_and_copies_the_last_one_at_once():
+    manager = TransformersForking(3, 2, 1)
+    parent, child = admit(manager, 0, 3), Request(1, 3)
+    assert manager.fork_request(parent, child) is True
+    assert (parent.block_table, child.block_table) == ([4, 3], [4, 2])
+    assert manager.snapshot().ref_counts == {4: 2, 3: 1, 2: 1}
+    assert (manager.take_copies(), manager.take_copies()) == ([(3, 2)], [])
+
+
+def test_a_fork_evicts_nothing():
+    manager = TransformersForking(2, 2, 1)
+    manager.release_request(admit(manager, 1, 2))
+    parent = admit(manager, 0, 1)
+    before = manager.snapshot()
+    assert manager.fork_request(parent, Request(2, 1)) is False
+    assert (before, before.cached) == (manager.snapshot(), {3})
+    assert manager.declares.refuses_early
 
 
 def test_when_blocks_run_out_all_that_is_cached_is_evicted_first():
@@ -169,6 +222,28 @@ def test_a_refusal_may_evict():
     assert manager.allocate_for_prefill(Request(1, 3)) is False
     assert (manager.snapshot().cached, manager.snapshot().num_free) == (frozenset(), 2)
     assert manager.declares.evicts_cached
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_an_append_takes_all_blocks_or_none(make):
+    manager = make(4, 2, 1)
+    request = admit(manager, 0, 1)
+    before = manager.snapshot()
+    assert decode(manager, request, 8) is False
+    assert before == manager.snapshot()
+    assert decode(manager, request, 7) is True
+    assert (request.seq_len, len(request.block_table)) == (8, 4)
+
+
+@pytest.mark.parametrize("make", [TransformersPaged, TransformersSectors])
+def test_asking_answers_what_the_call_would_and_changes_nothing(make):
+    manager = make(4, 1, 1)
+    request = admit(manager, 0, 2)
+    before = manager.snapshot(), manager.state_key({0: 0})
+    assert [manager.can_prefill(Request(1, n)) for n in (2, 3)] == [True, False]
+    assert [manager.can_append(request, n) for n in (2, 3)] == [True, False]
+    assert manager.can_decode(request) is True
+    assert before == (manager.snapshot(), manager.state_key({0: 0}))
 
 
 # ---------------------------------------------------------------- the copies
