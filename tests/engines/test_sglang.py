@@ -19,20 +19,28 @@ ALL = (SGLangPaged, SGLangSorted, SGLangRadix)
 NO = {SGLangPaged: None, SGLangSorted: None, SGLangRadix: False}
 
 
-def admit(manager: SGLangPaged, name: int, tokens: int) -> Request:
-    request = Request(name, tokens)
+def admit(
+    manager: SGLangPaged, name: int, tokens: int | list[int], extra_key: int | None = None
+) -> Request:
+    """A request of this prompt; of a number alone, one that nobody else has."""
+    prompt = [10 + name] * tokens if isinstance(tokens, int) else tokens
+    request = Request(name, len(prompt), prompt, extra_key=extra_key)
     assert manager.allocate_for_prefill(request) is True
     computed(manager, request)
     return request
 
 
-def decode(manager: SGLangPaged, request: Request) -> object:
-    request.tokens.append(0)
-    answer = manager.allocate_for_decode(request)
+def decode(manager: SGLangPaged, request: Request, count: int = 0) -> object:
+    """One more token, or `count` by an append."""
+    request.tokens += [0] * (count or 1)
+    if count:
+        answer = manager.allocate_for_append(request, count)
+    else:
+        answer = manager.allocate_for_decode(request)
     if answer is True:
         computed(manager, request)
     else:
-        request.tokens.pop()
+        del request.tokens[-(count or 1) :]
     return answer
 
 
@@ -175,10 +183,62 @@ def test_a_refusal_evicts_nothing():
     assert manager._tree.protected_size() == 1
 
 
-def test_no_request_finds_what_another_has_computed():
+def test_a_prompt_finds_the_full_pages_of_another_but_for_its_last_token():
     manager = SGLangRadix(4, 2, 1)
-    first = admit(manager, 0, 4)
-    assert not set(first.block_table) & set(admit(manager, 1, 4).block_table)
+    first, second = admit(manager, 0, [0, 0, 1, 0]), Request(1, 4, [0, 0, 1, 0])
+    assert manager.allocate_for_prefill(second) is True
+    assert (manager.cached_tokens(first), manager.cached_tokens(second)) == (0, 2)
+    assert (first.block_table, second.block_table) == ([1, 2], [1, 3])
+    manager.computed(second)
+    assert (second.block_table, free(manager)) == ([1, 2], (3, 4))
+
+
+def test_another_extra_key_is_other_content():
+    manager = SGLangRadix(4, 1, 1)
+    tables = [admit(manager, 0, [0], key).block_table for key in (None, 1, 2)]
+    assert tables == [[1], [2], [3]]
+
+
+def test_the_index_has_each_page_by_all_the_tokens_up_to_its_end():
+    manager = SGLangRadix(4, 2, 1)
+    admit(manager, 0, [0, 1, 2, 3, 4])
+    assert manager.snapshot().index == {(None, (0, 1)): 1, (None, (0, 1, 2, 3)): 2}
+
+
+def test_a_refused_append_may_evict():
+    manager = SGLangRadix(3, 1, 1)
+    manager.release_request(admit(manager, 0, 1))
+    live = admit(manager, 1, 1)
+    assert decode(manager, live, 3) is False
+    assert (manager.snapshot().cached, sorted(free(manager))) == (frozenset(), [1, 3])
+    assert manager.declares.evicts_cached
+
+
+@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_an_append_takes_all_pages_or_none(make, block_size):
+    manager = make(3, block_size, 1)
+    request = admit(manager, 0, 1)
+    before = manager.snapshot()
+    assert decode(manager, request, 3 * block_size) is NO[make]
+    assert before == manager.snapshot()
+    assert decode(manager, request, 3 * block_size - 1) is True
+    assert request.block_table == [1, 2, 3]
+    assert [b for _, b, i in manager.slots(request) if i == 0] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [SGLangPaged, SGLangSorted])
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_what_is_freed_inside_a_group_is_withheld_until_it_ends(make, block_size):
+    manager = make(2, block_size, 1)
+    request = admit(manager, 0, block_size)
+    assert manager.snapshot().withheld is None
+    manager.free_group_begin()
+    manager.release_request(request)
+    shown = manager.snapshot()
+    assert (shown.withheld, shown.free_blocks, shown.num_free) == ({1}, (2,), 1)
+    manager.free_group_end()
+    assert (manager.snapshot().withheld, sorted(free(manager))) == (None, [1, 2])
 
 
 # ---------------------------------------------------------------- the search
@@ -190,8 +250,6 @@ def test_no_request_finds_what_another_has_computed():
         (SGLangPaged, 2, 1, (7, 28)),
         (SGLangPaged, 2, 2, (14, 66)),
         (SGLangSorted, 2, 2, (21, 105)),
-        (SGLangRadix, 2, 1, (41, 159)),
-        (SGLangRadix, 2, 2, (84, 404)),
     ],
 )
 def test_the_states_of_a_pool_are_exhausted(make, blocks, block_size, expected):
