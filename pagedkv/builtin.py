@@ -62,6 +62,16 @@ DEEPSPEED = (
     "pip install setuptools wheel packaging ninja hjson msgpack einops psutil py-cpuinfo tqdm "
     "pydantic && DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8"
 )
+_SGLANG = (
+    "pip install --no-deps sglang==0.5.23 triton==3.9.0 dill apache-tvm-ffi sentencepiece "
+    "compressed-tensors loguru gguf && pip install transformers==5.19.0 pydantic requests "
+    "cloudpickle psutil cachetools msgspec pyzmq aiohttp fastapi uvicorn openai==2.8.0 orjson "
+    "pillow pybase64 einops 'ipython<10'"
+)
+"""Without the GPU kernels that it asks for, which no extra could leave out."""
+
+_TRANSFORMERS = "pip install transformers==5.24.0 psutil accelerate"
+
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -188,6 +198,55 @@ BUILTINS: tuple[Builtin, ...] = (
         "mini-infer's BlockPool with the tables of its engine's sequences.",
         "mini_infer",
         "pip install --no-deps mini-infer==0.2.5",
+    ),
+    Builtin(
+        "sglang",
+        "pagedkv.engines.sglang_paged:SGLangPaged",
+        "SGLang's allocator of token slots in pages, freed pages first.",
+        "sglang",
+        _SGLANG,
+    ),
+    Builtin(
+        "sglang-sorted",
+        "pagedkv.engines.sglang_paged:SGLangSorted",
+        "The same as disaggregated servers have it: freed pages wait and are sorted.",
+        "sglang",
+        _SGLANG,
+    ),
+    Builtin(
+        "sglang-radix",
+        "pagedkv.engines.sglang_radix:SGLangRadix",
+        "SGLang's RadixCache over that allocator: finished requests leave their pages in a tree.",
+        "sglang",
+        _SGLANG,
+    ),
+    Builtin(
+        "transformers",
+        "pagedkv.engines.transformers_paged:TransformersPaged",
+        "transformers' PagedAttentionCache for continuous batching, without block sharing.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
+    ),
+    Builtin(
+        "transformers-sectors",
+        "pagedkv.engines.transformers_paged:TransformersSectors",
+        "The same, with two blocks in a sector.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
+    ),
+    Builtin(
+        "transformers-sharing",
+        "pagedkv.engines.transformers_sharing:TransformersSharing",
+        "The same with block sharing: complete blocks are found again by their content.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
+    ),
+    Builtin(
+        "transformers-forking",
+        "pagedkv.engines.transformers_sharing:TransformersForking",
+        "The same with forks.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
     ),
 )
 
