@@ -29,6 +29,9 @@ class Builtin:
         return True
 
 
+_MAX = "pip install max==26.7.0 transformers==5.24.0 requests pillow av"
+"""What its packages ask for only where it serves is named beside it."""
+
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -50,6 +53,20 @@ BUILTINS: tuple[Builtin, ...] = (
         "torch's experimental PagedAttention, behind an adapter.",
         "torch.nn.attention.experimental._paged_attention",
         "pip install 'torch>=2.6'",
+    ),
+    Builtin(
+        "max",
+        "pagedkv.engines.max:MaxBlockManager",
+        "MAX's BlockManager without its prefix cache, behind an adapter.",
+        "max.pipelines.kv_cache.paged_kv_cache.block_manager",
+        _MAX,
+    ),
+    Builtin(
+        "max-cached",
+        "pagedkv.engines.max:CachedMaxBlockManager",
+        "MAX's BlockManager with its prefix cache, behind an adapter.",
+        "max.pipelines.kv_cache.paged_kv_cache.block_manager",
+        _MAX,
     ),
 )
 
