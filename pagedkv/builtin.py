@@ -32,6 +32,11 @@ class Builtin:
 _MAX = "pip install max==26.7.0 transformers==5.24.0 requests pillow av"
 """What its packages ask for only where it serves is named beside it."""
 
+_EXLLAMAV3 = (
+    "pip install torch==2.13.0 pydantic tokenizers triton && pip install --no-deps exllamav3==1.6.5"
+)
+"""Without what it compiles and loads models with."""
+
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -53,6 +58,13 @@ BUILTINS: tuple[Builtin, ...] = (
         "torch's experimental PagedAttention, behind an adapter.",
         "torch.nn.attention.experimental._paged_attention",
         "pip install 'torch>=2.6'",
+    ),
+    Builtin(
+        "exllamav3",
+        "pagedkv.engines.exllamav3:ExLlamaV3PageTable",
+        "exllamav3's PageTable under its own generator's queue, behind an adapter.",
+        "exllamav3.generator.pagetable",
+        _EXLLAMAV3,
     ),
     Builtin(
         "max",
