@@ -80,6 +80,13 @@ BUILTINS: tuple[Builtin, ...] = (
         "max.pipelines.kv_cache.paged_kv_cache.block_manager",
         _MAX,
     ),
+    Builtin(
+        "tokenspeed",
+        "pagedkv.engines.tokenspeed:TokenSpeedScheduler",
+        "TokenSpeed's scheduler, one request at a time by plans that hold the others.",
+        "tokenspeed_scheduler",
+        "pip install tokenspeed-scheduler==0.1.42",
+    ),
 )
 
 
