@@ -22,7 +22,7 @@ from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Report, TargetReport
 from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.target import CannotDrive
-from pagedkv.targets import Pair, Target, isolated, resolve
+from pagedkv.targets import Pair, Target, isolated, resolve, version_of
 
 Factory = Callable[[int, int, int], PagedKVManager]
 
@@ -84,7 +84,8 @@ class Options:
 
     def report(self, targets: Iterable[TargetReport]) -> Report:
         """What came of targets that were checked so; changes nothing."""
-        return Report(tuple(targets), self.profile, self.seed, self.plan().seconds)
+        versioned = [replace(target, version=version_of(target.target)) for target in targets]
+        return Report(tuple(versioned), self.profile, self.seed, self.plan().seconds)
 
 
 def subject(target: Target | Pair) -> Subject:

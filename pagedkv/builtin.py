@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A target that pagedkv knows by name: where it is, and the module that it can't do without."""
+    """A target that pagedkv knows by name: where it is, and the module that it can't do without.
+
+    install: one line for a shell, with the versions that were tested.
+    """
 
     name: str
     where: str
@@ -28,7 +32,30 @@ class Builtin:
             path = spec.submodule_search_locations or ()
         return True
 
+    @property
+    def version(self) -> str | None:
+        """An engine's package and its version, such as "torch 2.13.0"; imports nothing of it.
 
+        None for pagedkv's own managers, and for an engine that is in no installed package.
+        """
+        if not self.where.startswith(ENGINES):
+            return None
+        module = self.needs.partition(".")[0]
+        packages = metadata.packages_distributions().get(module, ())
+        # Parts of an engine may come in packages beside the one that has its name.
+        for package in sorted(packages, key=lambda name: name.replace("-", "_") != module):
+            return f"{package} {metadata.version(package)}"
+        return None
+
+
+ENGINES = "pagedkv.engines."
+"""Where the adapters to engines are."""
+
+
+DEEPSPEED = (
+    "pip install setuptools wheel packaging ninja hjson msgpack einops psutil py-cpuinfo tqdm "
+    "pydantic && DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8"
+)
 _MAX = "pip install max==26.7.0 transformers==5.24.0 requests pillow av"
 """What its packages ask for only where it serves is named beside it."""
 
@@ -58,6 +85,48 @@ BUILTINS: tuple[Builtin, ...] = (
         "torch's experimental PagedAttention, behind an adapter.",
         "torch.nn.attention.experimental._paged_attention",
         "pip install 'torch>=2.6'",
+    ),
+    Builtin(
+        "deepspeed",
+        "pagedkv.engines.deepspeed:DeepSpeed",
+        "DeepSpeed-FastGen's state manager with its BlockedAllocator.",
+        "deepspeed.inference.v2.ragged.blocked_allocator",
+        DEEPSPEED,
+    ),
+    Builtin(
+        "nano-vllm",
+        "pagedkv.engines.nano_vllm:NanoVllm",
+        "nano-vllm's BlockManager.",
+        "nanovllm",
+        "pip install xxhash numpy && pip install --no-deps nano-vllm-fork==20260210",
+    ),
+    Builtin(
+        "smol-vllm",
+        "pagedkv.engines.smol_vllm:SmolVllm",
+        "smol-vllm's BlockSpaceManager, asked first as its scheduler does.",
+        "smol_vllm",
+        "pip install smol-vllm==0.1.2",
+    ),
+    Builtin(
+        "smol-vllm-alone",
+        "pagedkv.engines.smol_vllm:alone",
+        "smol-vllm's BlockSpaceManager by itself.",
+        "smol_vllm",
+        "pip install smol-vllm==0.1.2",
+    ),
+    Builtin(
+        "mini-infer",
+        "pagedkv.engines.mini_infer:MiniInfer",
+        "mini-infer's BlockPool and BlockTable.",
+        "mini_infer",
+        "pip install --no-deps mini-infer==0.2.5",
+    ),
+    Builtin(
+        "mini-infer-engine",
+        "pagedkv.engines.mini_infer:engine",
+        "mini-infer's BlockPool with the tables of its engine's sequences.",
+        "mini_infer",
+        "pip install --no-deps mini-infer==0.2.5",
     ),
     Builtin(
         "exllamav3",

@@ -78,6 +78,13 @@ def isolated(spec: str) -> Target | Pair:
     return _resolved(spec, lambda name: _resolve_one(name if is_apart(name) else ISOLATE + name))
 
 
+def version_of(spec: str) -> str | None:
+    """The engines that `spec` names and their versions; None if it names none. Imports nothing."""
+    names = {name.removeprefix(ISOLATE) for name in _split(spec)}
+    versions = [b.version for b in BUILTINS if b.name in names]
+    return ", ".join(filter(None, versions)) or None
+
+
 def is_apart(spec: str) -> bool:
     """Whether the target runs in a process of its own anyway, and none of it in this one."""
     return all(name.startswith((EXEC, ISOLATE)) for name in _split(spec))

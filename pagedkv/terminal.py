@@ -233,14 +233,13 @@ def hints(report: Report, profile: str) -> list[str]:
 
 
 def show_builtins(console: Console, builtins: Iterable[Builtin]) -> None:
-    """The built-in targets, one a line, and for one that can't run here what it takes."""
-    rows = [
-        (b.name, "can run" if b.installed else f"lacks {b.needs}: {b.install}", b.statement)
-        for b in builtins
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, state, statement in rows:
-        console.print(f"{name.ljust(widths[0])}  {state.ljust(widths[1])}  {statement}")
+    """The built-in targets, one a line, and below one that can't run here what it takes."""
+    rows = [(b, "can run" if b.installed else "can't run") for b in builtins]
+    width = max(len(b.name) for b, _ in rows)
+    for b, state in rows:
+        console.print(f"{b.name.ljust(width)}  {state.ljust(9)}  {b.statement}")
+        if state != "can run":
+            console.print(f"{' ' * width}  lacks {b.needs}: {b.install}")
 
 
 def _words(verdict: Verdict) -> str:

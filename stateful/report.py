@@ -209,7 +209,10 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """Everything about one target. injection: None unless failure was injected."""
+    """Everything about one target.
+
+    injection: None unless failure was injected. version: of the engine behind it, if it is known.
+    """
 
     target: str
     verdict: Verdict
@@ -219,11 +222,13 @@ class TargetReport:
     coverage: Coverage
     seconds: float
     injection: Injection | None = None
+    version: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The target's report as the schema has it."""
         return {
             "target": self.target,
+            "version": self.version,
             "verdict": self.verdict,
             "reason": self.reason,
             "properties": [result.to_json() for result in self.properties],

@@ -75,9 +75,10 @@ def shell(tmp_path):
 
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+FINDINGS = sorted(path.name for path in (ROOT / "docs/findings").glob("*.md"))
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *(f"docs/findings/{name}" for name in FINDINGS)])
 def test_every_linked_file_exists(name):
     for target in re.findall(r"\]\(([^)#:]+)\)", page(name)):
         assert ((ROOT / name).parent / target).exists(), target
@@ -91,6 +92,13 @@ def test_the_page_of_properties_is_what_the_catalogue_says():
 def test_every_page_is_in_the_table_of_contents():
     listed = re.findall(r"\((\w[\w-]*\.md)\)", page("docs/README.md"))
     assert sorted(["docs/README.md", *(f"docs/{name}" for name in listed)]) == PAGES
+
+
+def test_every_finding_is_in_their_table_of_contents():
+    listed = re.findall(
+        r"^- \[([\w-]+\.md)\]\(\1\): ", page("docs/findings/README.md"), re.MULTILINE
+    )
+    assert sorted(["README.md", *listed]) == FINDINGS
 
 
 def test_the_page_of_properties_has_every_wrong_use():

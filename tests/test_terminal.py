@@ -365,6 +365,7 @@ def test_each_builtin_says_whether_it_can_run_and_else_what_it_takes():
     stream = StringIO()
     show_builtins(console_on(stream), rows)
     assert stream.getvalue().splitlines() == [
-        "reference  can run                       Lists and loops.",
-        "nope       lacks nope: pip install nope  An [engine].",
+        "reference  can run    Lists and loops.",
+        "nope       can't run  An [engine].",
+        "           lacks nope: pip install nope",
     ]

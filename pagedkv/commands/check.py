@@ -18,7 +18,8 @@ from pagedkv.commands.common import (
     resolve_all,
 )
 from pagedkv.commands.defaults import config_option
-from pagedkv.commands.files import check_folder, reason_of, write_traces
+from pagedkv.commands.expected import read_expected_failures, read_expected_folder
+from pagedkv.commands.files import check_folder, write_traces
 from pagedkv.commands.reports import Files, report_options
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ Examples:
     "--expected-failures",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Known failures, one `property-id: reason` a line; one that holds is a violation.",
+    help="Known failures, one `property-id: reason` a line; one that holds is a violation. "
+    "A folder has TARGET.expected for each target.",
 )
 @click.option(
     "--isolate",
@@ -128,14 +130,18 @@ def check(
     Exits with 0 if all passed, 1 if one is violated, and 2 if one is unknown or the usage wrong.
     """
     from pagedkv.api import Options
-    from pagedkv.targets import is_apart
+    from pagedkv.targets import default_targets, is_apart
 
     check_properties(properties)
     files.check()
     if traces is not None:
         check_folder(traces)
+    wanted = names or config.targets
     known, known_of = config.expected_failures, config.expected_of
-    if expected_failures is not None:
+    if expected_failures is not None and expected_failures.is_dir():
+        everything = wanted or [target.name for target in default_targets()]
+        known, known_of = {}, read_expected_folder(expected_failures, everything)
+    elif expected_failures is not None:
         known, known_of = read_expected_failures(expected_failures), {}
     judged = tuple(dict.fromkeys(properties))
     if faults and isolate:
@@ -143,7 +149,6 @@ def check(
     options = Options(profile, seed, budget, judged, known, known_of, isolate, faults).seeded()
     if options.seed != seed:
         click.echo(f"random histories of --seed {options.seed}", err=True)
-    wanted = names or config.targets
     if faults and (apart := [name for name in wanted if is_apart(name)]):
         raise Refused(f"--faults: {apart[0]} runs in a process of its own; check it without")
     chosen = resolve_all(wanted, isolate=isolate)
@@ -187,28 +192,3 @@ def _show(report: Report, profile: str, traces: Path | None, *, on_stdout: bool)
         if written:
             again = f"pagedkv replay {shlex.quote(str(written[0]))}"
             console.print(f"{count(len(written), 'trace')} in {traces}; to run one again: {again}")
-
-
-def read_expected_failures(path: Path) -> dict[str, str]:
-    """Property id -> reason, from lines `id: reason`; blank lines and `#` lines say nothing.
-
-    Raises Refused, with file and line, for anything else: an expectation that is misspelt would
-    excuse nothing and nobody would see it.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"--expected-failures {path}: can't be read: {reason_of(error)}") from error
-    reasons: dict[str, str] = {}
-    for number, line in enumerate(map(str.strip, lines), start=1):
-        if not line or line.startswith("#"):
-            continue
-        name, _, reason = map(str.strip, line.partition(":"))
-        where = f"{path}:{number}"
-        check_properties([name], where)
-        if not reason:
-            raise Refused(f"{where}: {name} has no reason; write `{name}: why it fails`")
-        if name in reasons:
-            raise Refused(f"{where}: {name} stands there twice; keep one line of the two")
-        reasons[name] = reason
-    return reasons
