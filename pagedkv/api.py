@@ -17,7 +17,7 @@ from pagedkv.stateful.campaign import run_campaign
 from pagedkv.stateful.injecting import rerun_under_fault
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.processes import Update, run_all
-from pagedkv.stateful.profiles import PROFILES, Scope
+from pagedkv.stateful.profiles import EVERY, PROFILES, Scope
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Report, TargetReport
 from pagedkv.stateful.subject import Subject
@@ -170,7 +170,7 @@ def assert_holds(
     geometry = Geometry(num_blocks, block_size, head_dim)
     history = [command_from_json(dict(command)) for command in commands]
     names = max((command.request for command in history), default=0) + 1
-    scope = Scope("replay", (geometry,), names, keeps_released=True)
+    scope = Scope("replay", (geometry,), names, keeps_released=True, abilities=EVERY)
     checked = _as_subject(target)
     try:
         world = checked.world(scope, geometry)

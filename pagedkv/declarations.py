@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import Literal
 
+from pagedkv.abilities import ABILITY_NAMES, AbilityName
 from pagedkv.protocol import as_int
 
 WrongUse = Literal["error", "noop", "never"]
@@ -66,6 +67,15 @@ class Declarations:
     engine: a step costs hundreds of microseconds, so that the quick profile searches the
         smaller scope of engines.
     never_reached: `sometimes` goals that this target can't reach, each with the reason.
+    abilities: what it can do beyond the core (`pagedkv.abilities`); needs no reason.
+    forks_eagerly: a fork copies a partly filled tail at once, not at the first write.
+    publishes_at_once: a block can be found again from the call that took it, not only once it is
+        computed.
+    keeps_duplicates: of two blocks with the same content, one may be cached and found though a
+        live request holds the other.
+    evicts_cached: a refusal may evict cached blocks.
+    window: how many tokens back a request reads; None is all. null_block: what stands in a table
+        for a block that went back; None: the table is shortened.
     meaningless: fields of hidden state that change nothing ("attribute" or "Class.attribute"),
         each with the reason; they are left out of the state key.
     """
@@ -84,6 +94,13 @@ class Declarations:
     max_blocks: int | None = None
     pool_multiple: int = 1
     engine: bool = False
+    abilities: frozenset[AbilityName] = frozenset()
+    forks_eagerly: bool = False
+    publishes_at_once: bool = False
+    keeps_duplicates: bool = False
+    evicts_cached: bool = False
+    window: int | None = None
+    null_block: int | None = None
     never_reached: Mapping[str, str] = field(default_factory=dict)
     meaningless: Mapping[str, str] = field(default_factory=dict)
     because: Mapping[str, str] = field(default_factory=dict)
@@ -105,11 +122,26 @@ class Declarations:
                 )
             if use not in ("error", "noop", "never"):
                 raise ValueError(f"wrong_use[{operation!r}] = {use!r}; use error, noop or never")
+        object.__setattr__(self, "abilities", frozenset(self.abilities))
+        self._check_abilities()
         self._check_reasons()
+
+    def _check_abilities(self) -> None:
+        for name in sorted(self.abilities - {*ABILITY_NAMES}):
+            raise ValueError(
+                f"abilities name {name!r}; the abilities are {', '.join(ABILITY_NAMES)}"
+            )
+        if ("window" in self.abilities) != (self.window is not None):
+            raise ValueError(
+                f"window = {self.window} and abilities = {sorted(self.abilities)}; "
+                f"the ability window and its length are declared together"
+            )
+        if self.window is not None:
+            as_int("window", self.window, minimum=1)
 
     def _check_reasons(self) -> None:
         # `never_reached` and `meaningless` carry a reason in each entry already.
-        own = {"because", "never_reached", "meaningless"}
+        own = {"abilities", "because", "never_reached", "meaningless"}
         default = {
             f.name: f.default if f.default_factory is MISSING else f.default_factory()
             for f in fields(self)

@@ -6,7 +6,7 @@ This module stands at the bottom: it imports neither a manager nor torch.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, SupportsIndex
 
@@ -78,8 +78,9 @@ class Request:
     `seq_len` counts logical tokens and starts at `prompt_len`. `block_table[i]` is the physical
     block of logical block i; empty means that the request holds nothing. `tokens` are token ids,
     zeros unless given; the caller appends the new one before a decode and takes it back after a
-    refusal. Raises ValueError for a negative id, a length below 1, or `tokens` of another length;
-    TypeError for booleans and floats.
+    refusal. `extra_key` is what its cached blocks are told apart by besides their tokens, an
+    adapter or a salt. Raises ValueError for a negative id, a length below 1, or `tokens` of another
+    length; TypeError for booleans and floats.
     """
 
     def __init__(
@@ -87,7 +88,10 @@ class Request:
         request_id: SupportsIndex,
         prompt_len: SupportsIndex,
         tokens: Sequence[int] | None = None,
+        *,
+        extra_key: Hashable = None,
     ) -> None:
+        self.extra_key = extra_key
         self.request_id = as_int("request_id", request_id, minimum=0)
         self.prompt_len = as_int("prompt_len", prompt_len, minimum=1)
         if tokens is not None and len(tokens) != self.prompt_len:
@@ -136,6 +140,10 @@ class Snapshot:
     reserved: blocks that are never handed out.
     reverse_map: every entry of a physical-to-logical map, if kept.
     capacities: allocated tokens per owner, if kept; owners as in `Owned`.
+    index: the block that each key of a prefix cache finds, if there is one; keys are the target's.
+    withheld: blocks given back inside a group that is open; None outside any.
+    swapped: what requests that are swapped out hold of the second pool, by request id.
+    host_free: the free blocks of the second pool, in hand-out order; None where there is none.
     """
 
     block_tables: Mapping[int, tuple[int, ...]]
@@ -149,6 +157,10 @@ class Snapshot:
     reserved: frozenset[int] = frozenset()
     reverse_map: frozenset[Owned] | None = None
     capacities: Mapping[int | str, int] | None = None
+    index: Mapping[Hashable, int] | None = None
+    withheld: frozenset[int] | None = None
+    swapped: Mapping[int, tuple[int, ...]] | None = None
+    host_free: tuple[int, ...] | None = None
 
     def __init__(  # noqa: PLR0913 - one for each field, all by name
         self,
@@ -164,6 +176,10 @@ class Snapshot:
         reserved: Iterable[int] = frozenset(),
         reverse_map: Iterable[Owned] | None = None,
         capacities: Mapping[int | str, int] | None = None,
+        index: Mapping[Hashable, int] | None = None,
+        withheld: Iterable[int] | None = None,
+        swapped: Mapping[int, Iterable[int]] | None = None,
+        host_free: Iterable[int] | None = None,
     ) -> None:
         # By hand: one is made at every step of every search, and what a dataclass writes sets
         # each field twice where it is copied.
@@ -179,6 +195,11 @@ class Snapshot:
         put(self, "reserved", frozenset(reserved))
         put(self, "reverse_map", reverse_map if reverse_map is None else frozenset(reverse_map))
         put(self, "capacities", capacities if capacities is None else dict(capacities))
+        put(self, "index", index if index is None else dict(index))
+        put(self, "withheld", withheld if withheld is None else frozenset(withheld))
+        out = swapped if swapped is None else {r: tuple(held) for r, held in swapped.items()}
+        put(self, "swapped", out)
+        put(self, "host_free", host_free if host_free is None else tuple(host_free))
 
 
 class PagedKVManager(Protocol):
@@ -189,8 +210,9 @@ class PagedKVManager(Protocol):
     declares: a `Declarations`.
     state_key(names): nested tuples of ints, strings and None that equal another's only if both
         managers behave alike from here on; `names[r]` is what request id r is to be called in it,
-        so that states that differ in names only have one key. Used only where the manager's own
-        class has it; else the whole object is looked at.
+        so that states that differ in names only have one key. The handles' seq_len, block_table
+        and tokens are compared beside it; a manager that reads prompt_len puts that in. Used only
+        where the manager's own class has it; else the whole object is looked at.
     clone(requests): a copy of the manager and of those handles, in one: (manager, {name: handle}).
     slots(req): the (group, block, offset) of each readable position.
     computed(req): told after the tokens of a call were written.

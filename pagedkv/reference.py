@@ -212,10 +212,11 @@ def copied(handle: Request, memo: dict[int, Any]) -> Request:
         twin.seq_len = handle.seq_len
         twin.block_table = handle.block_table[:]
         twin.tokens = handle.tokens[:]
+        twin.extra_key = handle.extra_key
     return twin
 
 
-def fitting_length(req: Request, held: int, block_size: int) -> int:
+def fitting_length(req: Request, held: int, block_size: int, action: str = "decode") -> int:
     """Return `seq_len` as an int if exactly `held` blocks cover it; changes nothing.
 
     Raises InvalidBlockTable if not, ValueError/TypeError for a `seq_len` that is no length.
@@ -223,19 +224,22 @@ def fitting_length(req: Request, held: int, block_size: int) -> int:
     seq_len = as_int("seq_len", req.seq_len, minimum=1)
     if ledger.blocks_for(seq_len, block_size) != held:
         raise InvalidBlockTable(
-            f"decode of request {req.request_id}: seq_len = {seq_len} was edited, it needs "
+            f"{action} of request {req.request_id}: seq_len = {seq_len} was edited, it needs "
             f"{ledger.blocks_for(seq_len, block_size)} block(s) and the request holds {held}; "
             f"leave seq_len as the manager set it"
         )
     return seq_len
 
 
-def unreadable(req: Request, num_blocks: int, block_size: int) -> InvalidBlockTable:
-    """Return the error for reading `req`: a table too short, or an entry outside the pool."""
+def unreadable(req: Request, num_blocks: int, block_size: int, first: int = 0) -> InvalidBlockTable:
+    """Return the error for reading `req`: a table too short, or an entry outside the pool.
+
+    The entries before `first` are not read.
+    """
     needed = ledger.blocks_for(req.seq_len, block_size)
     why = f"it is too short, seq_len = {req.seq_len} needs {needed} block(s) of {block_size}"
     if len(req.block_table) >= needed:
-        bad = next(block for block in req.block_table if not in_pool(block, num_blocks))
+        bad = next(block for block in req.block_table[first:] if not in_pool(block, num_blocks))
         why = f"{bad!r} is no block of the pool, 0 .. {num_blocks - 1}"
     return InvalidBlockTable(
         f"reading request {req.request_id} with block_table = {req.block_table}: {why}; "
@@ -251,7 +255,9 @@ def in_pool(block: object, num_blocks: int) -> bool:
         return False
 
 
-def already_holding(req: Request, live: Request | None) -> AlreadyHolding:
+def already_holding(
+    req: Request, live: Request | None, action: str = "prefill of"
+) -> AlreadyHolding:
     """Return the error for a prefill of `req`; `live` is the live handle with its id, if any."""
     if live is None:
         why = f"which carries the blocks {req.block_table} set by hand; empty its block_table first"
@@ -261,7 +267,7 @@ def already_holding(req: Request, live: Request | None) -> AlreadyHolding:
         why = f"which holds the blocks {req.block_table}; release it first"
     else:
         why = "which holds blocks though its block_table was emptied by hand; put the table back"
-    return AlreadyHolding(f"prefill of request {req.request_id}, {why}")
+    return AlreadyHolding(f"{action} request {req.request_id}, {why}")
 
 
 def misuse(
@@ -287,6 +293,8 @@ def _flaw(req: Request, held: Sequence[int] | None, num_blocks: int, holder: Hol
     seen: set[int] = set()
     for block in req.block_table:
         if not in_pool(block, num_blocks):
+            if block in (held or ()):  # it stands for a block that went back
+                continue
             return f"{block!r} is no block of the pool, 0 .. {num_blocks - 1}"
         if block in seen:
             return f"block {block} stands there twice"

@@ -14,7 +14,7 @@ from pagedkv.stateful.campaign import run_campaign
 from pagedkv.stateful.crew import Lost, run_jobs
 from pagedkv.stateful.machine import search, settings_for
 from pagedkv.stateful.plan import Plan
-from pagedkv.stateful.profiles import Scope
+from pagedkv.stateful.profiles import EVERY, Scope
 from pagedkv.stateful.report import Counterexample, TargetReport
 from pagedkv.stateful.score import Planted, Run, lost, run_of
 from pagedkv.stateful.shrink import shrink
@@ -67,7 +67,7 @@ def cut_down(job: tuple[Mutant, int]) -> Counterexample | None:
     """
     mutant, seed = job
     made = subject(resolve(mutant.target))
-    scope = Scope("random", (), 4, keeps_released=True)
+    scope = Scope("random", (), 4, keeps_released=True, abilities=EVERY)
 
     def make(geometry: Geometry) -> System:
         return made.world(scope, geometry)

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from pagedkv.abilities import ABILITY_NAMES
 from pagedkv.declarations import OPERATIONS
+from pagedkv.specs.abilities.append import APPEND
+from pagedkv.specs.abilities.ask import ASK
 from pagedkv.specs.abilities.core import CORE
+from pagedkv.specs.abilities.fork import FORK
+from pagedkv.specs.abilities.group import GROUP
+from pagedkv.specs.abilities.prefix import PREFIX
+from pagedkv.specs.abilities.swap import SWAP
+from pagedkv.specs.abilities.truncate import TRUNCATE
+from pagedkv.specs.abilities.window import WINDOW
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command
 from pagedkv.specs.faults import UNDER_FAULT
@@ -19,7 +28,7 @@ from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.properties import Need, Property
 from pagedkv.specs.steps import State
 
-ABILITIES: tuple[Ability, ...] = (CORE,)
+ABILITIES: tuple[Ability, ...] = (CORE, APPEND, TRUNCATE, FORK, PREFIX, SWAP, WINDOW, ASK, GROUP)
 
 COMMANDS: Mapping[str, type[Command]] = {
     command.op: command for ability in ABILITIES for command in ability.commands
@@ -36,7 +45,8 @@ _EXAMPLE = '{"op": "decode", "request": 0}'
 
 def candidates(model: Model, setting: Setting) -> list[Command]:
     """Every command that makes sense after this history, in canonical order; changes nothing."""
-    return [c for ability in ABILITIES for c in ability.candidates(model, setting)]
+    abilities = ABILITIES if setting.active else (CORE,)
+    return [c for ability in abilities for c in ability.candidates(model, setting)]
 
 
 def command_from_json(data: object) -> Command:
@@ -47,23 +57,30 @@ def command_from_json(data: object) -> Command:
     if not isinstance(op, str) or op not in COMMANDS:
         raise ValueError(f"op = {op!r} is none of {', '.join(COMMANDS)}")
     kind = COMMANDS[op]
-    names = {f.name for f in fields(kind)}
+    names = {f.name for f in fields(kind) if f.init}
     if data.keys() - {"op"} != names:
         raise ValueError(f"{op} has the fields {sorted(names)}, got {sorted(data.keys() - {'op'})}")
     values = {name: data[name] for name in names}
     _check_values(kind, values)
-    return kind(**values)
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return kind(**given)
 
 
 def _check_values(kind: type[Command], values: Mapping[str, Any]) -> None:
     hints = get_type_hints(kind)
     for name, value in values.items():
-        choices = get_args(hints[name])
+        choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
         if choices:
             if value not in choices:
                 raise ValueError(f"{name} = {value!r} is none of {', '.join(choices)}")
             continue
-        least = 0 if name == "request" else 1
+        if hints[name] is not int:
+            if not isinstance(value, list) or any(type(item) is not int for item in value):
+                raise ValueError(f"{name} = {value!r} must be a list of integers")
+            continue
+        least = 1 if name in kind.sizes else 0
         if type(value) is not int or value < least:
             raise ValueError(f"{name} = {value!r} must be an integer >= {least}")
 
@@ -89,6 +106,10 @@ def _offered_by(state: State) -> frozenset[Need]:
         Need.LISTED: state.seen.listed() is not None,
         Need.REPORT: state.seen.reports() is not None,
         Need.HANDLE_TABLES: not declared.tables_outside,
+        Need.LAZY_FORK: "fork" in declared.abilities and not declared.forks_eagerly,
+        Need.INDEX: "prefix" in declared.abilities and snapshot.index is not None,
+        Need.HOST: snapshot.swapped is not None and snapshot.host_free is not None,
+        **{Need[name.upper()]: name in declared.abilities for name in ABILITY_NAMES},
         Need.WRONG_USE: any(
             declared.on_wrong_use(operation) != "never" for operation in OPERATIONS
         ),

@@ -6,11 +6,11 @@ An ability brings its own subclasses. A command's dataclass fields are its JSON.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
-from pagedkv.protocol import PagedKVManager, Request
+from pagedkv.protocol import Request
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.steps import Expected, State
 
@@ -22,11 +22,23 @@ def nothing_to_undo() -> None:
     """Undo nothing."""
 
 
+NOBODY = -1
+"""The `request` of a command that is about none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command(ABC):
-    """One call on a manager. `request` is the request's name in the history."""
+    """One call on a manager. `request` is the request's name in the history.
+
+    sizes: the fields that are numbers of tokens. takes: the request did not hold blocks before.
+    begins, ends: it is a new one from here on, or gives up its name.
+    """
 
     op: ClassVar[str]
+    sizes: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[bool] = False
+    begins: ClassVar[bool] = False
+    ends: ClassVar[bool] = False
     takes_blocks: ClassVar[bool] = True
     """Whether running out of blocks is an answer that the call can give."""
     request: int
@@ -44,16 +56,42 @@ class Command(ABC):
         """Make the handle ready for the call; return what takes this back after a refusal."""
 
     @abstractmethod
-    def perform(self, manager: PagedKVManager, request: Request) -> object:
+    def perform(self, manager: Any, handles: Handles) -> object:
         """Call the manager; mutates it and the handle."""
+
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        """How many leading tokens need no writing after a grant; changes nothing.
+
+        What the call copied or found is there already.
+        """
+        return len(before.model.live.get(self.request, ()))
 
     def advance(self, model: Model, setting: Setting) -> Model:
         """The model after a grant; changes nothing."""
         return model
 
+    def question(self) -> tuple[str, tuple[int, ...]] | None:
+        """The manager's call that asks whether this would be granted, and what it takes besides
+        the request; None where there is none.
+        """
+        return None
+
+    def asks_about(self) -> int:
+        """The request that the question is about."""
+        return self.request
+
     def to_json(self) -> dict[str, Any]:
         """`{"op": ..., fields}`."""
-        return {"op": self.op, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        return {"op": self.op, **{f.name: getattr(self, f.name) for f in fields(self) if f.init}}
+
+    def names(self) -> tuple[int, ...]:
+        """The requests that the command is about, its own first."""
+        return (self.request,)
+
+    def renamed(self, names: Mapping[int, int]) -> Self:
+        """The same command for the requests' new names; changes nothing."""
+        return replace(self, request=names[self.request])
 
     def __str__(self) -> str:
-        return f"{self.op}({', '.join(str(getattr(self, f.name)) for f in fields(self))})"
+        given = (str(getattr(self, f.name)) for f in fields(self) if f.init)
+        return f"{self.op}({', '.join(given)})"

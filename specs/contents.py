@@ -15,8 +15,9 @@ def judge_contents(state: State) -> Judgement:
     if not model.live:
         return VACUOUS
     contents = state.seen.read()
-    for r, tags in model.live.items():
-        read = contents.get(r)
+    windowed = state.setting.declared.window is not None
+    for r, every in model.live.items():
+        read, tags = contents.get(r), state.setting.readable(every) if windowed else every
         if read == tags:
             continue
         if read is None:
@@ -25,10 +26,14 @@ def judge_contents(state: State) -> Judgement:
             return Broken(f"cache of request {r} can't be read: {read.message}", (), (r,))
         if len(read) != len(tags):
             return Broken(f"cache of request {r} has {len(read)} != {len(tags)} tokens", (), (r,))
-        position = next(p for p, tag in enumerate(tags) if read[p] != tag)
+        at = next(p for p, tag in enumerate(tags) if read[p] != tag)
+        position = at + len(every) - len(tags)
+        due = f"token {position} of request {r}"
+        if state.setting.shares:
+            due = state.setting.name_tag(tags[at])
         return Broken(
             f"cache of request {r}, position {position}: reads "
-            f"{state.setting.name_tag(read[position])} != token {position} of request {r}",
+            f"{state.setting.name_tag(read[at])} != {due}",
             _block_of(state, r, position),
             (r,),
         )

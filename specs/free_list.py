@@ -2,7 +2,7 @@
 
 free has no duplicates and lies in usable
 free & held = {}
-|usable| = |free| + |held| + |cached| + |pending|
+|usable| = |free| + |held| + |cached| + |pending| + |withheld|
 num_free = |free|
 """
 
@@ -51,17 +51,19 @@ def judge_conserved(state: State) -> Judgement:
     """Every usable block is free, held, cached or pending; counts entries, not sets."""
     snapshot, usable = state.seen.snapshot, state.setting.usable
     free = _free(state)
-    held = sum(len(table) for table in state.seen.tables.values())
+    held, null = _held(state), state.setting.declared.null_block
     cached, pending = len(snapshot.cached), snapshot.pending
-    waiting = pending or {}
-    total = len(free) + held + cached + len(waiting)
-    known = state.seen.held.union(snapshot.cached, free, waiting)
+    waiting, withheld = pending or {}, snapshot.withheld or frozenset()
+    total = len(free) + held + cached + len(waiting) + len(withheld)
+    known = state.seen.held.union(snapshot.cached, free, waiting, withheld) - {null}
     lost = usable - known
     if total == len(usable) and not lost:
         return HOLDS
     sums = f"free({len(free)}) + held({held}) + cached({cached})"
     if pending is not None:
         sums += f" + pending({len(pending)})"
+    if snapshot.withheld is not None:
+        sums += f" + withheld({len(withheld)})"
     relation = "!=" if total != len(usable) else "="
     equation = f"{sums} {relation} usable({len(usable)})"
     if total > len(usable):
@@ -74,15 +76,28 @@ def judge_conserved(state: State) -> Judgement:
     return Broken(f"{equation}: leak, {name_blocks(lost)} {verb} to nobody", tuple(sorted(lost)))
 
 
+def _held(state: State) -> int:
+    """Entries of the tables, of shared blocks one each, of a window's null block none."""
+    if state.setting.declared.abilities & {"fork", "prefix", "window"}:
+        return len(state.seen.held - {state.setting.declared.null_block})
+    return sum(len(table) for table in state.seen.tables.values())
+
+
 def _places(state: State, block: int) -> list[str]:
     """Everywhere that a block is counted."""
     free = _free(state).count(block)
     return [
         *(["free"] if free == 1 else [f"free {free} times"] if free else []),
-        *(f"held by request {r}" for r in owners(state, block)),
+        *_holders(state, block),
         *(["cached"] if block in state.seen.snapshot.cached else []),
         *(["pending"] if block in (state.seen.snapshot.pending or ()) else []),
+        *(["withheld"] if block in (state.seen.snapshot.withheld or ()) else []),
     ]
+
+
+def _holders(state: State, block: int) -> list[str]:
+    who = [f"held by request {r}" for r in owners(state, block)]
+    return [" and ".join(who)] if who and state.setting.shares else who
 
 
 def _count(state: State, block: int) -> int:
@@ -97,7 +112,7 @@ def judge_counted(state: State) -> Judgement:
     if snapshot.free_blocks is not None:
         left, what = len(snapshot.free_blocks), "len(free_blocks)"
     else:
-        waiting = snapshot.pending or {}
+        waiting = {*(snapshot.pending or ()), *(snapshot.withheld or ())}
         left = len(state.setting.usable.difference(state.seen.held, waiting))
         what = "usable - held - pending" if waiting else "usable - held"
     if counter == left:
@@ -123,7 +138,7 @@ PROPERTIES = (
     Property(
         "conservation",
         "Every usable block is free, held, cached or pending; none is lost or counted twice.",
-        "usable = free + held + cached + pending",
+        "usable = free + held + cached + pending + withheld",
         EveryState(judge_conserved),
         frozenset({Need.FREE_LIST}),
     ),

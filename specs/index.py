@@ -94,7 +94,8 @@ def judge_ref_counts(state: State) -> Judgement:
     counts = state.seen.snapshot.ref_counts
     assert counts is not None, "Need.REF_COUNTS is checked before"
     entries = [block for table in state.seen.tables.values() for block in table]
-    for block in sorted({*counts, *entries} - state.seen.snapshot.reserved):
+    meant = state.seen.snapshot.reserved | {state.setting.declared.null_block}
+    for block in sorted({*counts, *entries} - meant):
         if counts.get(block, 0) != entries.count(block):
             return Broken(
                 f"ref_count[{block}] = {counts.get(block, 0)} != {entries.count(block)} = "
@@ -112,12 +113,15 @@ def judge_reports(state: State) -> Judgement:
     assert reports is not None, "Need.REPORT is checked before"
     for r, tags in state.model.live.items():
         table = state.seen.tables.get(r, ())
-        allocated = len(table) * state.setting.geometry.block_size
+        null = state.setting.declared.null_block
+        held = len(table) if null is None else sum(block != null for block in table)
+        allocated = held * state.setting.geometry.block_size
+        unused = len(table) * state.setting.geometry.block_size - len(tags)
         due: dict[str, float] = {
             "logical_tokens": len(tags),
             "allocated_tokens": allocated,
-            "unused_tail_tokens": allocated - len(tags),
-            "utilization": len(tags) / allocated if allocated else 0.0,
+            "unused_tail_tokens": unused,
+            "utilization": (allocated - unused) / allocated if allocated else 0.0,
         }
         report = reports[r]
         if isinstance(report, Unreadable):

@@ -7,6 +7,7 @@ a command on one request leaves every other as it was
 
 from __future__ import annotations
 
+from pagedkv.specs.commands import NOBODY
 from pagedkv.specs.properties import (
     HOLDS,
     VACUOUS,
@@ -34,6 +35,8 @@ def judge_seq_len(state: State) -> Judgement:
     for r in sorted(set(seen.snapshot.seq_lens) - set(model.live)):
         return Broken(f"snapshot.seq_lens names request {r}, which is not live", (), (r,))
     expected = {r: len(tags) for r, tags in model.live.items()} | dict(model.released)
+    if model.swapped:
+        expected |= {r: len(tags) for r, tags in model.swapped.items()}
     for r, seq_len in expected.items():
         if r in seen.handles and seen.handles[r].seq_len != seq_len:
             return Broken(
@@ -106,7 +109,9 @@ def judge_handle(step: Step) -> Judgement:
     if not step.granted:
         return VACUOUS
     own, model = step.command.request, step.after.model
-    kept = model.released.get(own, 0)
+    if own == NOBODY:
+        return VACUOUS
+    kept = len(model.swapped[own]) if own in model.swapped else model.released.get(own, 0)
     seq_len = len(model.live[own]) if own in model.live else kept
     if step.returned.seq_len != seq_len:
         return Broken(

@@ -7,10 +7,16 @@ that says whose it is and at which position, so that a misplaced token names its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import TypeVar
 
+from pagedkv.abilities import AbilityName
 from pagedkv.declarations import Declarations
+from pagedkv.specs import content
+
+GONE = -1
+"""A page that the window has left behind."""
 
 POISON = -1
 """What a slot holds that no live token was written to."""
@@ -39,6 +45,8 @@ class Setting:
     usable: the block ids that can be handed out, as the first snapshot says.
     requests: how many request names there are; at most so many are live at once.
     keeps_released: a released request's handle is kept, to be resumed or misused.
+    active: the declared abilities whose commands are tried.
+    host_blocks: the blocks of the second pool.
     """
 
     geometry: Geometry
@@ -46,6 +54,28 @@ class Setting:
     usable: frozenset[int]
     requests: int
     keeps_released: bool = False
+    active: frozenset[AbilityName] = frozenset()
+    host_blocks: int = 0
+
+    @property
+    def by_content(self) -> bool:
+        """Whether blocks are shared by what they hold: a tag then says that, and no request."""
+        return "prefix" in self.declared.abilities
+
+    @property
+    def shares(self) -> bool:
+        """Whether two tables may name one block."""
+        return self.by_content or "fork" in self.declared.abilities
+
+    @property
+    def tracks_pages(self) -> bool:
+        """Whether the number of blocks due depends on more than lengths."""
+        return "fork" in self.declared.abilities or self.declared.window is not None
+
+    @property
+    def names(self) -> int:
+        """How many request names there are: a fork keeps tokens of a name that was given up."""
+        return self.requests * 2 if "fork" in self.declared.abilities else self.requests
 
     @property
     def capacity(self) -> int:
@@ -57,13 +87,37 @@ class Setting:
         """Tags that one request can have.
 
         A history ends at the first wrong grant, so no request outgrows the pool by more than
-        one token.
+        one token; behind a window it may grow for ever, and is stopped.
         """
-        return self.capacity + 2
+        return self.capacity + (self.declared.window or 0) + 2
+
+    def may_grow(self, seq_len: int) -> bool:
+        """Whether a request may grow to so many tokens: with a window it would for ever."""
+        window = self.declared.window
+        return window is None or seq_len <= self.capacity + window
 
     def tag(self, request: int, position: int) -> int:
         """The tag of one token: > 0, and exact in every float format for small pools."""
         return 1 + request * self.stride + position
+
+    @property
+    def highest_tag(self) -> int:
+        """No tag is higher."""
+        if self.by_content:
+            return content.highest(len(self.usable) + 1, self.geometry.block_size)
+        return self.names * self.stride
+
+    def more(self, request: int, tags: tuple[int, ...], count: int) -> tuple[int, ...]:
+        """`tags` and those of `count` more tokens of the request; changes nothing."""
+        if self.by_content:
+            return content.extended(tags, count, self.geometry.block_size)
+        start = len(tags)
+        return (*tags, *(self.tag(request, p) for p in range(start, start + count)))
+
+    def readable(self, tags: tuple[int, ...]) -> tuple[int, ...]:
+        """Those that the window still reads; all without one."""
+        window = self.declared.window
+        return tags if window is None else tags[-window:]
 
     def name_tag(self, value: float) -> str:
         """Words for what a slot holds."""
@@ -71,36 +125,61 @@ class Setting:
             return "nothing (a free or unwritten slot)"
         if not isfinite(value) or value < 1 or value != int(value):
             return f"{value} (no token's tag)"
+        if self.by_content:
+            return content.name(int(value), self.geometry.block_size)
         request, position = divmod(int(value) - 1, self.stride)
         return f"token {position} of request {request}"
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The dense cache: the tags of every live request, and the kept lengths of released ones."""
+    """The dense cache: the tags of every live request, and the kept lengths of released ones.
+
+    swapped: the tags of requests that were moved to the second pool. kept: those of released
+    ones, where a tag says what a token is. grouping: blocks that come back are withheld.
+    pages: the blocks of an allocator that never runs out, by request, numbered as they first
+    appear; GONE for one behind the window. Only where `Setting.tracks_pages`.
+    """
 
     live: Mapping[int, tuple[int, ...]]
     released: Mapping[int, int]
+    swapped: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    pages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    grouping: bool = False
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What two models are the same by."""
+        core = (tuple(self.live.items()), tuple(self.released.items()))
+        if not (self.swapped or self.kept or self.pages or self.grouping):
+            return core
+        more = (self.swapped, self.kept, self.pages)
+        return (*core, *(tuple(part.items()) for part in more), self.grouping)
 
     def with_live(self, request: int, tags: tuple[int, ...]) -> Model:
         """The model in which `request` holds `tags`; changes nothing."""
-        released = self.released
-        if request in released:
-            released = {r: n for r, n in released.items() if r != request}
         live = {**self.live, request: tags}
         if request not in self.live:  # In the order of names: how it came about plays no part.
             live = dict(sorted(live.items()))
-        return Model(live, released)
+        return replace(self, live=live, released=_less(self.released, request))
 
     def with_released(self, request: int) -> Model:
         """The model in which `request` holds nothing and keeps its length; changes nothing."""
-        live = {r: tags for r, tags in self.live.items() if r != request}
+        live = _less(self.live, request)
         released = {**self.released, request: len(self.live[request])}
-        return Model(live, dict(sorted(released.items())))
+        return replace(self, live=live, released=dict(sorted(released.items())))
 
     def without_released(self) -> Model:
         """The model that forgets released requests; changes nothing."""
-        return Model(self.live, {}) if self.released else self
+        return replace(self, released={}, kept={}) if self.released else self
+
+
+_V = TypeVar("_V")
+
+
+def _less(items: Mapping[int, _V], name: int) -> Mapping[int, _V]:
+    return {r: value for r, value in items.items() if r != name} if name in items else items
 
 
 EMPTY = Model({}, {})

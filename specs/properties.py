@@ -23,6 +23,17 @@ class Need(Enum):
     HANDLE_TABLES = "tables in the handles"
     WRONG_USE = "a promise about wrong use"
     PEER = "a second target in lockstep"
+    APPEND = "the ability append"
+    TRUNCATE = "the ability truncate"
+    FORK = "the ability fork"
+    LAZY_FORK = "the ability fork, with copies at the first write"
+    PREFIX = "the ability prefix"
+    INDEX = "a prefix index in the snapshot"
+    SWAP = "the ability swap"
+    HOST = "swapped and host_free in the snapshot"
+    WINDOW = "the ability window"
+    ASK = "the ability ask"
+    GROUP = "the ability group"
     FAULTS = "injected failure (--faults, one target at a time)"
 
 

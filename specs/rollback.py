@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from pagedkv.declarations import Returns
+from pagedkv.declarations import Declarations, Returns
 from pagedkv.protocol import Snapshot
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Judgement, Need, Property
 from pagedkv.specs.show import first_difference, show
@@ -34,9 +34,36 @@ def _without_time(was: Snapshot, now: Snapshot) -> Snapshot:
     return replace(now, pending=was.pending, free_blocks=free, num_free=count)
 
 
+def _without_evictions(was: Snapshot, now: Snapshot) -> Snapshot:
+    """`now` with the cached blocks that were evicted put back, if that is what changed."""
+    gone = was.cached - now.cached
+    kept = {key: block for key, block in (was.index or {}).items() if block not in gone}
+    if not gone or now.cached - was.cached or (now.index or {}) != kept:
+        return now
+    free, count = now.free_blocks, now.num_free
+    if free is not None and was.free_blocks is not None:
+        free = tuple(block for block in free if block not in gone - {*was.free_blocks})
+    if count is not None and was.num_free is not None and count == was.num_free + len(gone):
+        count = was.num_free
+    return replace(now, cached=was.cached, index=was.index, free_blocks=free, num_free=count)
+
+
 def _without_order(snapshot: Snapshot) -> Snapshot:
     free = snapshot.free_blocks
     return snapshot if free is None else replace(snapshot, free_blocks=tuple(sorted(free)))
+
+
+def _as_declared(
+    declared: Declarations, first: Snapshot, second: Snapshot
+) -> tuple[Snapshot, Snapshot]:
+    """Both snapshots less what a refusal is declared to change."""
+    if declared.evicts_cached:
+        second = _without_evictions(first, second)
+    if declared.late_calls:
+        second = _without_time(first, second)
+    if declared.reorders_free:
+        return _without_order(first), _without_order(second)
+    return first, second
 
 
 def judge_unchanged(step: Step) -> Judgement:
@@ -56,11 +83,7 @@ def judge_unchanged(step: Step) -> Judgement:
             f"request {own}: {name} before {show(was)} != {show(now)} after; {what}", (), (own,)
         )
     if before.snapshot != after.snapshot:
-        first, second = before.snapshot, after.snapshot
-        if step.after.setting.declared.late_calls:
-            second = _without_time(first, second)
-        if step.after.setting.declared.reorders_free:
-            first, second = _without_order(first), _without_order(second)
+        first, second = _as_declared(step.after.setting.declared, before.snapshot, after.snapshot)
         for f in fields(Snapshot):
             was, now = getattr(first, f.name), getattr(second, f.name)
             if was != now:
@@ -87,7 +110,7 @@ def judge_exact(step: Step) -> Judgement:
     due = step.expected
     if not isinstance(due, Grant):
         return VACUOUS
-    available = step.before.available
+    available = step.before.available_to(due)
     if isinstance(step.outcome, Done) and due.low > available:
         return Broken(
             f"{step.command} granted: needed({due.low}) > available({available})"

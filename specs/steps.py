@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pagedkv.protocol import Snapshot
@@ -25,6 +26,11 @@ class Grant:
 
     low: int
     high: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostGrant(Grant):
+    """The same of the second pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,16 @@ class Unreadable:
     message: str
 
 
+class Asked(NamedTuple):
+    """What the manager said when it was asked whether it would grant the call that follows.
+
+    changed: the snapshots before and after asking, where they differ.
+    """
+
+    answer: object
+    changed: tuple[Snapshot, Snapshot] | None = None
+
+
 Contents = Mapping[int, tuple[float, ...] | Unreadable]
 Report = Mapping[str, float]
 
@@ -114,6 +130,7 @@ class Observation(NamedTuple):
     before it moves on: the world judges a state before it applies the next command.
     read: what each live request reads back. reports: the allocation reports. again: another
     snapshot. listed: the manager's `free_blocks`, beside its snapshot. None where there is none.
+    ends: where blocks are shared by content, what the last slot of each held or cached block has.
     """
 
     snapshot: Snapshot
@@ -122,6 +139,7 @@ class Observation(NamedTuple):
     reports: Callable[[], Mapping[int, Report | Unreadable] | None]
     again: Callable[[], Snapshot | Unreadable | None] = lambda: None
     listed: Callable[[], tuple[int, ...] | Unreadable | None] = lambda: None
+    ends: Mapping[int, float] = MappingProxyType({})
 
     @property
     def tables(self) -> Mapping[int, tuple[int, ...]]:
@@ -130,7 +148,7 @@ class Observation(NamedTuple):
 
     @property
     def held(self) -> frozenset[int]:
-        """Blocks that some table names."""
+        """Blocks that some table names, that of a window's null block among them."""
         return frozenset(block for table in self.tables.values() for block in table)
 
 
@@ -151,7 +169,14 @@ class State(NamedTuple):
             return len(snapshot.cached.union(snapshot.free_blocks))
         if snapshot.num_free is not None:
             return snapshot.num_free
-        return len(self.setting.usable.difference(self.seen.held, snapshot.pending or ()))
+        late = (*(snapshot.pending or ()), *(snapshot.withheld or ()))
+        return len(self.setting.usable.difference(self.seen.held, late))
+
+    def available_to(self, due: Grant) -> int:
+        """Blocks that what is due can be taken from."""
+        if isinstance(due, HostGrant):
+            return len(self.seen.snapshot.host_free or ())
+        return self.available
 
 
 class Step(NamedTuple):
@@ -160,7 +185,8 @@ class Step(NamedTuple):
     `given` is the handle as the call received it, `returned` as the call left it. `reused` are
     the blocks handed out that this history had freed before. `peer` is the same step of the
     other target where two run in lockstep. `observed` is whether the manager could be looked at
-    after the call; if not, `after` is what was seen before.
+    after the call; if not, `after` is what was seen before. `asked` is what the manager had said
+    that it would do, where it can be asked.
     """
 
     index: int  # type: ignore[assignment]  # nobody looks for a value in a step
@@ -174,6 +200,7 @@ class Step(NamedTuple):
     reused: frozenset[int] = frozenset()
     peer: Step | None = None
     observed: bool = True
+    asked: Asked | None = None
 
     @property
     def granted(self) -> bool:

@@ -16,7 +16,7 @@ from pagedkv.stateful.explorer import INTERRUPTED, VARIES, Exploration, Found, L
 from pagedkv.stateful.injecting import Injected, Task, inject_apart
 from pagedkv.stateful.minimise import Minimiser
 from pagedkv.stateful.plan import Plan
-from pagedkv.stateful.profiles import Scope, fixed_scope
+from pagedkv.stateful.profiles import EVERY, Scope, fixed_scope
 from pagedkv.stateful.report import (
     Counterexample,
     Coverage,
@@ -160,7 +160,7 @@ class _Campaign:
         from pagedkv.stateful.machine import search, settings_for  # Hypothesis, only when used
 
         judge = self._searches.judge()
-        scope = Scope("random", (), 6, keeps_released=True)
+        scope = Scope("random", (), 6, keeps_released=True, abilities=EVERY)
         result = search(
             lambda geometry: self._subject.world(scope, geometry),
             judge=judge,
@@ -194,7 +194,7 @@ class _Campaign:
     def _example(
         self, geometry: Geometry, commands: tuple[Command, ...], violation: Violation, proof: Proof
     ) -> Counterexample:
-        scope = Scope("replay", (geometry,), 6, keeps_released=True)
+        scope = Scope("replay", (geometry,), 6, keeps_released=True, abilities=EVERY)
         example = example_of(
             lambda: self._subject.world(scope, geometry),
             self._searches.judge,

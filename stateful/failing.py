@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from pagedkv.protocol import PagedKVManager, Request
-from pagedkv.specs.commands import Command
+from pagedkv.protocol import PagedKVManager
+from pagedkv.specs.commands import Command, Handles
 from pagedkv.specs.faults import Fault, Mode
-from pagedkv.specs.model import Geometry
+from pagedkv.specs.model import Geometry, Model
 from pagedkv.specs.properties import Broken
 from pagedkv.specs.steps import Step
 from pagedkv.stateful.aftermath import Aftermath
@@ -30,11 +30,13 @@ class Failing:
         self.op, self.request, self.takes_blocks = command.op, command.request, command.takes_blocks
         self.expect, self.advance = command.expect, command.advance
         self.prepare, self.enabled = command.prepare, command.enabled
+        self.written, self.names = command.written, command.names
+        self.question, self.asks_about = command.question, command.asks_about
         self._command, self._injector, self._call, self._mode = command, injector, call, mode
 
-    def perform(self, manager: PagedKVManager, request: Request) -> object:
+    def perform(self, manager: PagedKVManager, handles: Handles) -> object:
         perform = self._command.perform
-        return self._injector.run(lambda: perform(manager, request), self._call, self._mode)
+        return self._injector.run(lambda: perform(manager, handles), self._call, self._mode)
 
     # What is remembered of the command holds for this too.
     def __eq__(self, other: object) -> bool:
@@ -68,8 +70,12 @@ def whole_of(world: World) -> bytes | None:
     except Exception:  # noqa: BLE001 - an object may do anything when it is looked at
         return None
     model = world.state.model
-    known = ([(r, len(tags)) for r, tags in model.live.items()], model.released)
+    known = model.identity if world.setting.declared.abilities else _lengths(model)
     return inner + repr((world.pool.key(None), known)).encode()
+
+
+def _lengths(model: Model) -> object:
+    return ([(r, len(tags)) for r, tags in model.live.items()], model.released)
 
 
 def under_fault(

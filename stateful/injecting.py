@@ -20,7 +20,7 @@ from pagedkv.stateful.explorer import INTERRUPTED, Limits, Progress
 from pagedkv.stateful.failing import frames_under_fault, under_fault
 from pagedkv.stateful.injection import Found, Sweep, Terms, sweep
 from pagedkv.stateful.points import Injector, modules_of
-from pagedkv.stateful.profiles import Scope
+from pagedkv.stateful.profiles import EVERY, Scope
 from pagedkv.stateful.report import Counterexample, Injection, OneMinimal, Proof, Shortest
 from pagedkv.stateful.trust import Trust
 from pagedkv.stateful.world import World
@@ -185,7 +185,9 @@ def _replaying(
     subject: Subject, geometry: Geometry, commands: tuple[Command, ...]
 ) -> Callable[[Geometry], World]:
     names = max((command.request for command in commands), default=0) + 1
-    return _maker(subject, Scope("replay", (geometry,), names, keeps_released=True))
+    return _maker(
+        subject, Scope("replay", (geometry,), names, keeps_released=True, abilities=EVERY)
+    )
 
 
 def rerun_under_fault(

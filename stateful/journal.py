@@ -105,9 +105,9 @@ class JournaledWorld(World):
         self._journal.write("call", self._trail)
         return super().apply(command)
 
-    def _call(self, command: Command, request: Any) -> Outcome:
+    def _call(self, command: Command) -> Outcome:
         try:
-            outcome = super()._call(command, request)
+            outcome = super()._call(command)
         except CtrlC:
             raise
         except KeyboardInterrupt as error:

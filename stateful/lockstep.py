@@ -54,11 +54,16 @@ class Lockstep:
         return type(self)(self.left.clone(trust), self.right.clone(trust))
 
     def order(self, trust: Trust) -> tuple[int, ...]:
-        """The left one's order."""
-        return self.left.order(trust)
+        """An order of the left one's; where it leaves several open, the right one decides."""
+        orders = self.left.orders(trust)
+        if len(orders) == 1:
+            return orders[0]
+        return min(orders, key=lambda order: self._key(trust, order) or b"")
 
     def key(self, trust: Trust) -> bytes | None:
         """Both keys together, under one naming of the requests; None where one has none."""
-        order = self.left.order(trust)
+        return self._key(trust, self.order(trust))
+
+    def _key(self, trust: Trust, order: tuple[int, ...]) -> bytes | None:
         left, right = self.left.key(trust, order), self.right.key(trust, order)
         return None if left is None or right is None else left + right

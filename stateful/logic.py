@@ -14,7 +14,7 @@ from pagedkv.specs.steps import Expected
 MOST = 1 << 14
 """So many states are kept; a long random history must not keep every model it went through."""
 
-Identity = tuple[object, object]
+Identity = tuple[object, ...]
 
 
 class Logic:
@@ -60,7 +60,7 @@ class Logic:
 
     def at(self, model: Model) -> Logic:
         """The state in which the model is this one."""
-        identity = (tuple(model.live.items()), tuple(model.released.items()))
+        identity = model.identity
         there = self._known.get(identity)
         if there is None:
             if len(self._known) >= MOST:

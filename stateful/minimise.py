@@ -142,11 +142,11 @@ def _merged(commands: History) -> Iterator[History]:
     A prompt of five tokens stands for one of two and three decodes.
     """
     for i, command in enumerate(commands):
-        for name in _sizes(command):
+        for name in command.sizes:
             later = [
                 j
                 for j in range(i + 1, len(commands))
-                if commands[j].request == command.request and not _sizes(commands[j])
+                if commands[j].request == command.request and not commands[j].sizes
             ]
             kinds = {
                 commands[j].op: [k for k in later if commands[k].op == commands[j].op]
@@ -185,24 +185,15 @@ def _scaled(commands: History, size: int, smaller: int, *, full: bool) -> Histor
     """The same numbers of blocks in smaller ones: the last of each full, or with one token."""
     scaled = []
     for command in commands:
-        blocks = {name: -(-getattr(command, name) // size) for name in _sizes(command)}
+        blocks = {name: -(-getattr(command, name) // size) for name in command.sizes}
         sizes = {name: n * smaller if full else (n - 1) * smaller + 1 for name, n in blocks.items()}
         scaled.append(replace(command, **sizes))
     return tuple(scaled)
 
 
-def _sizes(command: Command) -> list[str]:
-    """The fields that are numbers of tokens."""
-    return [
-        f.name
-        for f in fields(command)
-        if f.name != "request" and isinstance(getattr(command, f.name), int)
-    ]
-
-
 def _less(command: Command) -> Iterator[Command]:
     """The same command with smaller sizes, the smallest first."""
-    for name in _sizes(command):
+    for name in command.sizes:
         value = getattr(command, name)
         for less in _up_to(value, EVERY_LENGTH_UP_TO):
             if less < value:
@@ -212,7 +203,7 @@ def _less(command: Command) -> Iterator[Command]:
 def _canonical_names(commands: Sequence[Command]) -> History:
     """The history with its requests called 0, 1, 2, ... as they first appear."""
     names: dict[int, int] = {}
-    return tuple(
-        replace(command, request=names.setdefault(command.request, len(names)))
-        for command in commands
-    )
+    for command in commands:
+        for name in command.names():
+            names.setdefault(name, len(names))
+    return tuple(command.renamed(names) for command in commands)

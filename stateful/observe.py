@@ -135,7 +135,13 @@ class Observer:
         """The state made of these, and of what else can be asked of the manager from now on."""
         self.last = (model.live, snapshot)
         seen = Observation(snapshot, handles, self.read, self.reports, self.again, self.listed)
+        if self.setting.by_content:
+            seen = seen._replace(ends=self._ends(seen.held | snapshot.cached))
         return State(self.setting, model, seen)
+
+    def _ends(self, blocks: Iterable[int]) -> Mapping[int, float]:
+        last, named = self.setting.geometry.block_size - 1, sorted(blocks)
+        return dict(zip(named, self.pool.read([(block, last) for block in named]), strict=True))
 
     def look(self, live: Iterable[int]) -> tuple[Snapshot, dict[int, Handle]]:
         """The manager and all handles as they are now; changes nothing, if it keeps its word."""
@@ -173,15 +179,16 @@ class Observer:
         width = self.setting.geometry.head_dim
         read: dict[int, tuple[float, ...] | Unreadable] = {}
         for r, tags in self.last[0].items():
+            due = len(self.setting.readable(tags))
             if own is None:
-                read[r] = self._read_slots(r, len(tags))
+                read[r] = self._read_slots(r, len(tags), due)
             else:
-                read[r] = reconstruct(own, self.handles[r], len(tags), width)
+                read[r] = reconstruct(own, self.handles[r], due, width)
         return read
 
-    def _read_slots(self, request: int, seq_len: int) -> tuple[float, ...] | Unreadable:
+    def _read_slots(self, request: int, seq_len: int, due: int) -> tuple[float, ...] | Unreadable:
         tables = self.last[1].block_tables
-        return _attempt(lambda: self.pool.read(self.slots(request, tables, seq_len)))
+        return _attempt(lambda: self.pool.read(self.slots(request, tables, seq_len)[-due:]))
 
     def reports(self) -> Mapping[int, Report | Unreadable] | None:
         """The allocation report of each live request; None where the manager makes none."""

@@ -12,7 +12,7 @@ from pagedkv.specs.properties import Property, Sometimes
 from pagedkv.stateful.examples import example_of
 from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Limits, Progress, explore
 from pagedkv.stateful.processes import PROGRESS_SECONDS
-from pagedkv.stateful.profiles import Scope
+from pagedkv.stateful.profiles import EVERY, Scope
 from pagedkv.stateful.report import (
     Counterexample,
     Coverage,
@@ -39,7 +39,7 @@ def explore_pool(
     pool. KeyboardInterrupt ends it with what is known.
     """
     start = monotonic()
-    scope = Scope("pool", (geometry,), requests)
+    scope = Scope("pool", (geometry,), requests, abilities=EVERY)
     fresh = subject.world(scope, geometry)
     if not fresh.setting.declared.supports(geometry.num_blocks, geometry.block_size):
         raise CannotDrive(f"it declares that it can't have {geometry}")

@@ -38,6 +38,11 @@ def renaming(order: tuple[int, ...], stride: int) -> Renaming:
     return tags
 
 
+def renamed_tags(tags: tuple[int, ...], renaming: Renaming) -> tuple[int, ...]:
+    """The tags by their new names; changes nothing."""
+    return tags if renaming is None else tuple(renaming[list(tags)].tolist())
+
+
 class Pool(Protocol):
     """The slots of all blocks; each holds a tag, or poison."""
 

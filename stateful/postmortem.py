@@ -24,7 +24,7 @@ from pagedkv.stateful.examples import others
 from pagedkv.stateful.journal import Last
 from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.plan import Plan
-from pagedkv.stateful.profiles import Scope
+from pagedkv.stateful.profiles import EVERY, Scope
 from pagedkv.stateful.report import Counterexample, OneMinimal
 from pagedkv.stateful.subject import Subject
 
@@ -58,7 +58,7 @@ def cut(subject: Subject, plan: Plan, last: Last, code: int) -> Counterexample |
     """
     if not hasattr(os, "fork") or not brings_itself(code):
         return None
-    scope = Scope("replay", (last.geometry,), 6, keeps_released=True)
+    scope = Scope("replay", (last.geometry,), 6, keeps_released=True, abilities=EVERY)
     can = offered(*subject.probe().states)
 
     def judge() -> Judge:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pagedkv.abilities import ABILITY_NAMES, AbilityName
 from pagedkv.declarations import Declarations
 from pagedkv.specs.model import Geometry
 
@@ -17,19 +18,42 @@ FIXED: tuple[Geometry, ...] = tuple(
 """The fixed scope, over which a counterexample is proven shortest, smallest geometry first."""
 
 
+EVERY: frozenset[AbilityName] = frozenset(ABILITY_NAMES)
+"""All abilities; of these a target has what it declares."""
+
+COMBINED: tuple[frozenset[AbilityName], ...] = (
+    *(frozenset({name}) for name in ABILITY_NAMES if name not in ("ask", "window")),
+    frozenset({"fork", "prefix"}),
+    frozenset({"append", "window"}),
+    frozenset({"truncate", "prefix"}),
+    frozenset({"prefix", "group"}),
+    frozenset({"prefix", "swap"}),
+)
+"""What is tried together: each ability, and the pairs that engines combine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What an exhaustive search covers. `keeps_released`: released handles are kept and used."""
+    """What an exhaustive search covers.
+
+    keeps_released: released handles are kept and used. abilities: the commands of which the target
+    declares are tried too.
+    """
 
     name: str
     geometries: tuple[Geometry, ...]
     requests: int
     keeps_released: bool = False
+    abilities: frozenset[AbilityName] = frozenset()
 
     def __str__(self) -> str:
         blocks = max(geometry.num_blocks for geometry in self.geometries)
         sizes = sorted({geometry.block_size for geometry in self.geometries})
         kept = ", released handles kept" if self.keeps_released else ""
+        if self.abilities:
+            kept += f", with {', '.join(sorted(self.abilities))}"
+        if "window" in self.abilities:
+            kept += ", requests of at most the pool and a window"
         return (
             f"pools of up to {blocks} block(s), block sizes {', '.join(map(str, sizes))}, "
             f"{self.requests} request(s){kept}"
@@ -45,7 +69,8 @@ class Profile:
     and their length. derandomised: the same histories in every run unless a seed is given.
     pair_requests, pair_blocks: live requests and the largest pool where two targets run in
     lockstep: the product of two allocators that hand out in another order has many more states.
-    engine_blocks: the largest pool for targets that declare `engine`.
+    engine_blocks: the largest pool for targets that declare `engine`. ability_blocks: that of the
+    scopes in which abilities are tried, one by one and in the pairs that engines combine.
     """
 
     name: str
@@ -57,6 +82,7 @@ class Profile:
     pair_requests: int
     pair_blocks: int
     engine_blocks: int
+    ability_blocks: int = 2
 
     def scopes(self, declared: Declarations, *, pair: bool) -> tuple[Scope, ...]:
         """What is searched, the main scope first, then the one that keeps released handles."""
@@ -74,6 +100,23 @@ class Profile:
         return (
             Scope("fixed" if whole else "small", _possible(main, declared), requests),
             Scope("resume", _possible(kept, declared), 2, keeps_released=True),
+            *self._beyond(declared),
+        )
+
+    def _beyond(self, declared: Declarations) -> tuple[Scope, ...]:
+        """One scope for each ability that is declared, and for each pair that engines combine."""
+        small = tuple(g for g in FIXED if g.num_blocks <= self.ability_blocks and g.block_size <= 2)
+        asked = frozenset[AbilityName]({"ask"}) & declared.abilities
+        return tuple(
+            Scope(
+                "+".join(sorted(names)),
+                _possible(small, declared),
+                2,
+                keeps_released="prefix" in names and "append" not in names,
+                abilities=names | asked,
+            )
+            for names in COMBINED
+            if names <= declared.abilities
         )
 
 

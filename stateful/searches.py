@@ -29,10 +29,12 @@ Listener = Callable[[str, Progress], None]
 """Told the phase and how far it is."""
 
 MAIN_ENDS, KEPT_ENDS = 0.85, 0.95
-"""Where in the budget the search of the main scope ends, and that of the other one.
+"""Where in the budget the search of the main scope ends, and that of all others.
 
-Proofs are over the main scope, so it may have most; what it leaves goes to the other.
+Proofs are over the main scope, so it may have most; what it leaves goes to the others. Where
+abilities have scopes of their own, the main one ends at `SHARED_ENDS`.
 """
+SHARED_ENDS = 0.5
 
 
 class Searches:
@@ -88,10 +90,16 @@ class Searches:
         if self.plan.until == "first":
             return self._until_first()
         explored: list[Exploration] = []
-        for scope, end in zip(self.scopes, (MAIN_ENDS, KEPT_ENDS), strict=True):
+        for scope, end in zip(self.scopes, self._ends(), strict=True):
             if not interrupted(explored):
                 explored.append(self.explore(scope, self._limits(end)))
         return explored
+
+    def _ends(self) -> list[float]:
+        """Where in the budget each search ends."""
+        others = len(self.scopes) - 1
+        first = MAIN_ENDS if others == 1 else SHARED_ENDS
+        return [first, *(first + (KEPT_ENDS - first) * (i + 1) / others for i in range(others))]
 
     def _until_first(self) -> list[Exploration]:
         """Search until one shortest violation is found and nothing as short was left out.
@@ -100,7 +108,7 @@ class Searches:
         look for that is longer than what was found, and the smaller one in the end nothing that
         is as long: of two histories of one length the main scope's counts.
         """
-        main, kept = self.scopes
+        main, kept, *more = self.scopes
         small = self.explore(kept, self._first(KEPT_ENDS, self.plan.profile.depth))
         judged = self.evaluations.copy()
         if interrupted([small]):
@@ -111,7 +119,13 @@ class Searches:
         if not interrupted([large]) and not covers(small, shorter):
             self.evaluations.subtract(judged)  # or it would be counted twice
             small = self.explore(kept, self._first(KEPT_ENDS, shorter))
-        return [large, small]
+        explored = [large, small]
+        for scope in more:
+            least = least_of(explored)
+            shorter = None if least is None else least - 1
+            if not interrupted(explored) and shorter != 0:
+                explored.append(self.explore(scope, self._first(KEPT_ENDS, shorter)))
+        return explored
 
     def _first(self, end: float, depth: int | None) -> Limits:
         return replace(self._limits(end), beyond=None, enough="any", depth=depth)

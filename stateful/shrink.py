@@ -21,7 +21,7 @@ from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, P
 from pagedkv.stateful.injecting import example_under_fault, rerun_under_fault
 from pagedkv.stateful.locate import Break, Locator, Tell, nobody
 from pagedkv.stateful.minimise import Case, Minimiser
-from pagedkv.stateful.profiles import Scope, fixed_scope
+from pagedkv.stateful.profiles import EVERY, Scope, fixed_scope
 from pagedkv.stateful.reduce import Reducer
 from pagedkv.stateful.report import Counterexample, OneMinimal, Proof, Shortest, Unfinished
 from pagedkv.stateful.subject import Subject
@@ -113,8 +113,10 @@ class History:
         """A fresh world that keeps released handles. Raises CannotDrive."""
         if len(self.subject.factories) == 1:
             (factory,) = self.subject.factories
-            return SwiftWorld(factory, geometry, requests=self._requests, keeps_released=True)
-        scope = Scope("trace", (geometry,), self._requests, keeps_released=True)
+            return SwiftWorld(
+                factory, geometry, requests=self._requests, keeps_released=True, abilities=EVERY
+            )
+        scope = Scope("trace", (geometry,), self._requests, keeps_released=True, abilities=EVERY)
         return self.subject.world(scope, geometry)
 
     def judge(self, only: str | None = None) -> Judge:

@@ -26,7 +26,11 @@ class Subject:
         """A fresh system for one geometry of a scope. Raises CannotDrive."""
         worlds = [
             self.maker(
-                factory, geometry, requests=scope.requests, keeps_released=scope.keeps_released
+                factory,
+                geometry,
+                requests=scope.requests,
+                keeps_released=scope.keeps_released,
+                abilities=scope.abilities,
             )
             for factory in self.factories
         ]

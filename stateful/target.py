@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pagedkv.abilities import PROTOCOLS, missing
 from pagedkv.declarations import Declarations
 from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.model import Geometry
@@ -54,6 +55,12 @@ def made(factory: Factory, geometry: Geometry) -> PagedKVManager:
             raise CannotDrive(
                 f"the target makes a {type(manager).__name__} without a method {name}(req)"
             )
+    for ability in missing(manager, declared.abilities):
+        names = [name for name in vars(PROTOCOLS[ability]) if not name.startswith("_")]
+        raise CannotDrive(
+            f"declares the ability {ability}, but {type(manager).__name__} lacks one of "
+            f"{', '.join(names)}"
+        )
     if declared.tables_outside and not callable(getattr(manager, "snapshot", None)):
         raise CannotDrive(
             f"tables_outside needs a method {type(manager).__name__}.snapshot(), since else nobody "

@@ -246,10 +246,6 @@ def _maker(command: Command) -> Callable[[int], Command] | None:
     return lambda request: kind(request=request, **values)
 
 
-_BEGINS, _ENDS = "prefill", "release"
-_TAKES = frozenset({"prefill", "resume"})
-
-
 def lives(commands: Sequence[Command]) -> list[int]:
     """For each command, the number of the request that it is about; changes nothing.
 
@@ -261,16 +257,29 @@ def lives(commands: Sequence[Command]) -> list[int]:
     numbers: list[int] = []
     made = 0
     for command in commands:
-        name, op = command.request, command.op
-        if name not in current or (op == _BEGINS and name in ended):
+        name = command.request
+        if name not in current or (command.begins and name in ended):
             current[name] = made
             made += 1
-        if op == _ENDS:
+        if command.ends:
             ended.add(name)
         elif ended:
             ended.discard(name)
         numbers.append(current[name])
     return numbers
+
+
+def _called(
+    command: Command, names: Sequence[int], known: dict[tuple[int, ...], Command]
+) -> Command:
+    """The command by other names; known by identity, since equal commands mostly are one object."""
+    old = command.names()
+    if old == (*names,):
+        return command
+    key = (id(command), *names)
+    if key not in known:
+        known[key] = command.renamed(dict(zip(old, names, strict=True)))
+    return known[key]
 
 
 def renamed(commands: Sequence[Command]) -> tuple[Command, ...]:
@@ -286,7 +295,8 @@ def renamed(commands: Sequence[Command]) -> tuple[Command, ...]:
     names: dict[int, int] = {}
     free: list[int] = []
     made = 0
-    known: dict[tuple[int, int], Command] = {}  # by identity: equal commands mostly are one object
+    current: dict[int, int] = {}  # what is called so now, by old name
+    known: dict[tuple[int, ...], Command] = {}
     result: list[Command] = []
     for i, (command, life) in enumerate(zip(commands, about, strict=True)):
         name = names.get(life)
@@ -295,18 +305,12 @@ def renamed(commands: Sequence[Command]) -> tuple[Command, ...]:
                 heappush(free, made)
                 made += 1
             name = names[life] = heappop(free)
-        if command.request != name:
-            key = (id(command), name)
-            twin = known.get(key)
-            if twin is None:
-                twin = known[key] = replace(command, request=name)
-            result.append(twin)
-        else:
-            result.append(command)
-        if command.op in _TAKES:
-            holds.add(life)
-        elif command.op == _ENDS:
+        current[command.request] = life
+        result.append(_called(command, [names[current[old]] for old in command.names()], known))
+        if command.ends:
             holds.discard(life)
+        elif command.takes:
+            holds.add(life)
         if last[life] == i and life not in holds:
             heappush(free, name)
             del names[life]

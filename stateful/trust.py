@@ -12,6 +12,7 @@ from typing import Literal, Protocol, Self
 
 from pagedkv.protocol import Snapshot
 from pagedkv.specs.commands import Command
+from pagedkv.specs.growth import outlived
 from pagedkv.specs.model import Setting
 from pagedkv.specs.steps import Grant, State, Step, Unreadable
 
@@ -91,15 +92,20 @@ Names = Mapping[int, int]
 
 def _pairing(a: System, b: System, trust: Trust) -> Names:
     """Which request of `b` stands for which of `a`: by order, then the unused names."""
-    first, second = a.order(trust), b.order(trust)
-    every = range(a.setting.requests)
+    first, second = _order(a, trust), _order(b, trust)
+    every = range(a.setting.names)
     first += tuple(r for r in every if r not in first)
     second += tuple(r for r in every if r not in second)
     return dict(zip(first, second, strict=True))
 
 
+def _order(system: System, trust: Trust) -> tuple[int, ...]:
+    order = system.order(trust)
+    return order + outlived(system.state.model, system.setting, order)
+
+
 def _renamed(command: Command, names: Names) -> Command:
-    return replace(command, request=names[command.request])
+    return command.renamed(names)
 
 
 def _told(step: Step, names: Names) -> tuple[object, ...]:
@@ -111,7 +117,7 @@ def _told(step: Step, names: Names) -> tuple[object, ...]:
         handles = {names[r]: handle for r, handle in handles.items()}
         contents = {
             names[r]: read
-            if isinstance(read, Unreadable)
+            if isinstance(read, Unreadable) or step.after.setting.by_content
             else tuple(_tag(value, stride, names) for value in read)
             for r, read in contents.items()
         }
@@ -122,13 +128,14 @@ def _told(step: Step, names: Names) -> tuple[object, ...]:
 
 
 def _renamed_snapshot(snapshot: Snapshot, names: Names) -> Snapshot:
-    entries, capacities = snapshot.reverse_map, snapshot.capacities
+    entries, capacities, out = snapshot.reverse_map, snapshot.capacities, snapshot.swapped
     return replace(
         snapshot,
         block_tables={names.get(r, r): table for r, table in snapshot.block_tables.items()},
         seq_lens={names.get(r, r): seq_len for r, seq_len in snapshot.seq_lens.items()},
         reverse_map=entries
         and frozenset(entry._replace(owner=_owner(entry.owner, names)) for entry in entries),
+        swapped=out and {names.get(r, r): blocks for r, blocks in out.items()},
         capacities=capacities and {_owner(owner, names): n for owner, n in capacities.items()},
     )
 

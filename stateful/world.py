@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import groupby, permutations, product
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from pagedkv.abilities import AbilityName
 from pagedkv.declarations import Declarations, Raises, Returns
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.commands import Command
+from pagedkv.specs.growth import outlived
 from pagedkv.specs.model import Geometry, Model, Setting
 from pagedkv.specs.steps import (
     DONE,
@@ -30,12 +33,20 @@ from pagedkv.specs.steps import (
     State,
     Step,
 )
+from pagedkv.stateful.beyond import NO_REQUEST, ask, carry, copied_host, host_pool
 from pagedkv.stateful.copying import freeze, thaw
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
 from pagedkv.stateful.logic import Logic
 from pagedkv.stateful.observe import Observer, snapshot_of, told, view
-from pagedkv.stateful.pool import Pool, ShadowPool, TensorPool, renaming
-from pagedkv.stateful.target import Factory, check_tensor, driving, made, own_hook
+from pagedkv.stateful.pool import (
+    Pool,
+    Renaming,
+    ShadowPool,
+    TensorPool,
+    renamed_tags,
+    renaming,
+)
+from pagedkv.stateful.target import CannotDrive, Factory, check_tensor, driving, made, own_hook
 from pagedkv.stateful.trust import Trust
 
 
@@ -61,6 +72,7 @@ class World:
         *,
         requests: int = 3,
         keeps_released: bool = False,
+        abilities: frozenset[AbilityName] = frozenset(),
     ) -> None:
         """Make a fresh manager. Raises CannotDrive if that fails."""
         self.manager = made(factory, geometry)
@@ -75,12 +87,18 @@ class World:
         usable = seen.blocks
         if usable is None:
             usable = frozenset(range(geometry.num_blocks)) - seen.reserved
-        setting = self.setting = Setting(geometry, declared, usable, requests, keeps_released)
+        active = abilities & declared.abilities
+        host = int(self.manager.num_host_blocks) if "swap" in declared.abilities else 0  # type: ignore[attr-defined]
+        setting = Setting(geometry, declared, usable, requests, keeps_released, active, host)
+        self.setting = setting
         pool: Pool = ShadowPool(geometry.block_size)
         if tensor is not None:
-            check_tensor(tensor, geometry, requests * setting.stride)
+            check_tensor(tensor, geometry, setting.highest_tag)
             pool = TensorPool(tensor)
+        elif "fork" in declared.abilities and not hasattr(self.manager, "take_copies"):
+            raise CannotDrive("declares fork without physical_kv_cache; give it take_copies()")
         pool.poison(usable)
+        self._host = host_pool(self.manager, geometry, setting)
         self._hooks = Trust(
             "own" if own_hook(self.manager, "state_key") else "whole",
             "own" if own_hook(self.manager, "clone") else "deep",
@@ -117,15 +135,16 @@ class World:
         self.steps += 1
         expected = here.due(command)
         undo = command.prepare(self.handles, before)
-        request = self.handles[command.request]
+        request = self.handles.get(command.request, NO_REQUEST)
         given = returned = view(request)
-        outcome = self._call(command, request)
+        asked = ask(command, self) if "ask" in self.setting.active else None
+        outcome = self._call(command)
         reused: frozenset[int] = frozenset()
         observed = True
         try:
             returned = view(request)
             if isinstance(outcome, Done) and isinstance(expected, Grant):
-                reused = self._grant(before, here.after(command), request)
+                reused = self._grant(before, here.after(command), command, request)
             else:
                 undo()
                 self._refuse(before)
@@ -152,6 +171,7 @@ class World:
             reused,
             None,
             observed,
+            asked,
         )
 
     def _refuse(self, before: State) -> None:
@@ -161,10 +181,10 @@ class World:
         if seen != before.seen.snapshot or views != before.seen.handles:
             self._stand(self._logic, seen, views)
 
-    def _call(self, command: Command, request: Request) -> Outcome:
+    def _call(self, command: Command) -> Outcome:
         signals = self.setting.declared.out_of_blocks
         try:
-            value = command.perform(self.manager, request)
+            value = command.perform(self.manager, self.handles)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a target raises is an outcome
@@ -184,7 +204,9 @@ class World:
                 return NoBlocks(f"returned {signal.value!r}")
         return Done(repr(value)) if isinstance(value, bool | int | str) else DONE
 
-    def _grant(self, before: State, logic: Logic, request: Request) -> frozenset[int]:
+    def _grant(
+        self, before: State, logic: Logic, command: Command, request: Request
+    ) -> frozenset[int]:
         """Follow a grant: write the new tokens' tags where the tables say, poison what was freed.
 
         Returns the blocks taken that were freed before in this history.
@@ -195,18 +217,24 @@ class World:
         was, now = before.seen.held, self.state.seen.held
         taken, freed = now - was, was - now
         eyes.follow_tensor()
+        if self.setting.declared.abilities:
+            carry(self.manager, eyes.pool, self._host, before, self.state)
+            was = was.union(before.seen.snapshot.cached, before.seen.snapshot.withheld or ())
+            freed = was - now.union(seen.cached, seen.withheld or ())
         if freed:
             eyes.pool.poison(freed)
             self._freed |= freed
-        for r, tags in model.live.items():
-            old = before.model.live.get(r, ())
-            if len(tags) > len(old):
-                slots = eyes.slots(r, seen.block_tables, len(tags))[len(old) :]
-                eyes.pool.write(slots, tags[len(old) : len(old) + len(slots)])
+        tags = model.live.get(command.request, ())
+        there = command.written(self.manager, before, request)
+        if len(tags) > there:
+            slots = eyes.slots(command.request, seen.block_tables, len(tags))[there:]
+            eyes.pool.write(slots, tags[there : there + len(slots)])
         computed = getattr(self.manager, "computed", None)
-        if computed is not None and request.request_id in model.live:
+        if computed is not None and command.request in model.live:
             computed(request)
             self._stand(logic, *eyes.look(model.live))
+        elif self.setting.by_content:
+            self._stand(logic, seen, views)
         return taken & self._freed
 
     def read(self) -> Contents:
@@ -218,7 +246,7 @@ class World:
         for r in self.state.model.released:
             self.handles.pop(r, None)
         logic, seen = self._logic.without_released(), self.state.seen
-        views = {r: handle for r, handle in seen.handles.items() if r in logic.model.live}
+        views = {r: handle for r, handle in seen.handles.items() if r in self.handles}
         self._stand(logic, seen.snapshot, views)
 
     def hooks(self) -> Trust:
@@ -242,6 +270,7 @@ class World:
         copy.manager, copy.handles = manager, handles
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
         copy._hooks, copy._logic, copy._keyed = self._hooks, self._logic, self._keyed
+        copy._host = copied_host(self._host, manager)
         pool = self._eyes.pool
         tensor = None
         if isinstance(pool, ShadowPool):
@@ -270,9 +299,24 @@ class World:
         handles = self.state.seen.handles
         if len(handles) < 2:
             return tuple(handles)
+        orders = self.orders(trust)
+        if len(orders) == 1:
+            return orders[0]
+        return min(orders, key=lambda order: self.key(trust, order) or b"")
+
+    def orders(self, trust: Trust) -> list[tuple[int, ...]]:
+        """The orders that the handles leave open: those that are alike may come in any."""
+        handles = self.state.seen.handles
         if trust.key != "own":
-            return tuple(sorted(handles))
-        return tuple(sorted(handles, key=lambda r: (handles[r][1:4], r)))
+            return [tuple(sorted(handles))]
+        first = tuple(sorted(handles, key=lambda r: (handles[r][1:4], r)))
+        if not self.setting.declared.abilities:  # Tables tell live requests apart.
+            return [first]
+        alike = [tuple(group) for _, group in groupby(first, key=lambda r: handles[r][1:4])]
+        return [
+            tuple(r for group in groups for r in group)
+            for groups in product(*(permutations(group) for group in alike))
+        ]
 
     def key(self, trust: Trust, order: tuple[int, ...] | None = None) -> bytes | None:
         """A 128-bit digest of the whole state, or None where it can't be taken.
@@ -294,9 +338,11 @@ class World:
         try:
             if trust.key == "own" and self._hooks.key == "own":
                 inner: Any = self.manager.state_key(_names(order))  # type: ignore[attr-defined]
-                tags: Any = self.pool.key(renaming(order, self.setting.stride))
+                tags: Any = self.pool.key(self._renaming(order))
             else:
                 inner, tags = self._whole(trust), self.pool.key(None)
+            if self.setting.declared.abilities:
+                tags = (tags, self._more(order))
             # Most calls are refused and move nothing: then the last key is this one too.
             if last is not None and last[3:6] == (order, inner, tags):
                 return last.key
@@ -307,6 +353,30 @@ class World:
             return None
         self._keyed = _Keyed(handles, model, trust, order, inner, tags, key)
         return key
+
+    def _renaming(self, order: tuple[int, ...]) -> Renaming:
+        """How tags change if the requests in `order` are called 0, 1, 2, ..."""
+        if self.setting.by_content:
+            return None
+        also = outlived(self.state.model, self.setting, order)
+        return renaming((*order, *also), self.setting.stride)
+
+    def _more(self, order: tuple[int, ...]) -> object:
+        """What the core does not have: content, forks, the second pool."""
+        model, names = self.state.model, {r: i for i, r in enumerate(order)}
+        new = self._renaming(order)
+        held = [model.live.get(r) or model.swapped.get(r) or model.kept.get(r, ()) for r in order]
+        tags = [renamed_tags(tags, new) for tags in held]
+        pages: dict[int, int] = {}
+        same = [
+            [pages.setdefault(page, len(pages)) if page >= 0 else page for page in model.pages[r]]
+            for r in order
+            if r in model.pages
+        ]
+        out = sorted(names[r] for r in model.swapped)
+        host = None if self._host is None else self._host.key(new)
+        extra = [self.handles[r].extra_key for r in order]
+        return (tags, same, out, model.grouping, host, extra)
 
 
 @lru_cache(maxsize=4096)

@@ -334,7 +334,7 @@ class Told:
 )
 def test_a_command_makes_its_call_and_passes_the_answer_on(command, call):
     request, manager = Request(0, 1), Told()
-    assert (call, request) == command.perform(cast(PagedKVManager, manager), request)
+    assert (call, request) == command.perform(cast(PagedKVManager, manager), {0: request})
 
 
 def test_a_fresh_request_that_is_misused_has_one_token():

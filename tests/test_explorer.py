@@ -50,7 +50,7 @@ class Go(Command):
     def prepare(self, handles: Handles, state: State) -> Undo:
         return nothing_to_undo
 
-    def perform(self, manager: Any, request: Request) -> object:
+    def perform(self, manager: Any, handles: Handles) -> object:
         return None
 
 

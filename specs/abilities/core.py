@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pagedkv.protocol import PagedKVManager, Request
-from pagedkv.specs import contents, free_list, goals, index, lengths, pending, rollback, tables
+from pagedkv.specs import contents, free_list, goals, index, pending, rollback, tables
+from pagedkv.specs import lengths as seq_lens
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo, nothing_to_undo
+from pagedkv.specs.growth import (
+    admission,
+    blocks_at_most,
+    blocks_due,
+    demand,
+    free_name,
+    grown,
+    let_go,
+    resumed,
+)
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.steps import Expected, Grant, Refuse, State
-
-
-def _demand(setting: Setting, before: int, after: int) -> Grant:
-    """Blocks due to grow from `before` to `after` tokens; lookahead blurs both ends."""
-    lookahead = setting.declared.lookahead
-    need = setting.geometry.blocks_for(after) - setting.geometry.blocks_for(before)
-    had = lookahead if before else 0
-    return Grant(low=max(0, need - had), high=need + lookahead)
-
-
-def _tags(setting: Setting, request: int, start: int, stop: int) -> tuple[int, ...]:
-    return tuple(setting.tag(request, position) for position in range(start, stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,11 @@ class Decode(Command):
     op: ClassVar[str] = "decode"
 
     def enabled(self, model: Model, setting: Setting) -> bool:
-        return self.request in model.live
+        tags = model.live.get(self.request)
+        return tags is not None and setting.may_grow(len(tags) + 1)
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        seq_len = len(model.live[self.request])
-        return _demand(setting, seq_len, seq_len + 1)
+        return demand(model, setting, self.request, len(model.live[self.request]) + 1)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         request = handles[self.request]
@@ -51,12 +50,14 @@ class Decode(Command):
 
         return undo
 
-    def perform(self, manager: PagedKVManager, request: Request) -> object:
-        return manager.allocate_for_decode(request)
+    def question(self) -> tuple[str, tuple[int, ...]]:
+        return "can_decode", ()
+
+    def perform(self, manager: PagedKVManager, handles: Handles) -> object:
+        return manager.allocate_for_decode(handles[self.request])
 
     def advance(self, model: Model, setting: Setting) -> Model:
-        tags = model.live[self.request]
-        return model.with_live(self.request, (*tags, setting.tag(self.request, len(tags))))
+        return grown(model, setting, self.request, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +65,31 @@ class Prefill(Command):
     """A new request with a prompt of `tokens` tokens."""
 
     op: ClassVar[str] = "prefill"
+    sizes: ClassVar[tuple[str, ...]] = ("tokens",)
+    takes: ClassVar[bool] = True
+    begins: ClassVar[bool] = True
     tokens: int
 
     def enabled(self, model: Model, setting: Setting) -> bool:
         return self.request not in model.live and self.tokens > 0
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        return _demand(setting, 0, self.tokens)
+        return admission(setting, self.tokens)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
-        return _put(handles, self.request, Request(self.request, self.tokens))
+        return put(handles, self.request, Request(self.request, self.tokens))
 
-    def perform(self, manager: PagedKVManager, request: Request) -> object:
-        return manager.allocate_for_prefill(request)
+    def question(self) -> tuple[str, tuple[int, ...]]:
+        return "can_prefill", ()
+
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        return found(manager, before.setting, request)
+
+    def perform(self, manager: PagedKVManager, handles: Handles) -> object:
+        return manager.allocate_for_prefill(handles[self.request])
 
     def advance(self, model: Model, setting: Setting) -> Model:
-        return model.with_live(self.request, _tags(setting, self.request, 0, self.tokens))
+        return grown(model, setting, self.request, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +97,11 @@ class Release(Command):
     """All blocks of a live request go back."""
 
     op: ClassVar[str] = "release"
+    ends: ClassVar[bool] = True
     takes_blocks: ClassVar[bool] = False
 
     def enabled(self, model: Model, setting: Setting) -> bool:
-        return self.request in model.live
+        return self.request in model.live or self.request in model.swapped
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         return Grant(0, 0)
@@ -98,11 +109,11 @@ class Release(Command):
     def prepare(self, handles: Handles, state: State) -> Undo:
         return nothing_to_undo
 
-    def perform(self, manager: PagedKVManager, request: Request) -> object:
-        return manager.release_request(request)
+    def perform(self, manager: PagedKVManager, handles: Handles) -> object:
+        return manager.release_request(handles[self.request])
 
     def advance(self, model: Model, setting: Setting) -> Model:
-        return model.with_released(self.request)
+        return let_go(model, setting, self.request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +121,28 @@ class Resume(Command):
     """Prefill of a released request through its own handle, at its kept length."""
 
     op: ClassVar[str] = "resume"
+    takes: ClassVar[bool] = True
 
     def enabled(self, model: Model, setting: Setting) -> bool:
         return self.request in model.released and setting.declared.resumes
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        return _demand(setting, 0, model.released[self.request])
+        return admission(setting, model.released[self.request])
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         return nothing_to_undo
 
-    def perform(self, manager: PagedKVManager, request: Request) -> object:
-        return manager.allocate_for_prefill(request)
+    def question(self) -> tuple[str, tuple[int, ...]]:
+        return "can_prefill", ()
+
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        return found(manager, before.setting, request)
+
+    def perform(self, manager: PagedKVManager, handles: Handles) -> object:
+        return manager.allocate_for_prefill(handles[self.request])
 
     def advance(self, model: Model, setting: Setting) -> Model:
-        seq_len = model.released[self.request]
-        return model.with_live(self.request, _tags(setting, self.request, 0, seq_len))
+        return resumed(model, setting, self.request)
 
 
 Kind = Literal[
@@ -200,7 +217,7 @@ class Misuse(Command):
         if self.kind in _FRESH:
             return self.request not in model.live and (self.kind != "release-stolen" or others > 0)
         if self.kind == "release-free":
-            most = _blocks_due(model, setting) + setting.declared.lookahead * len(model.live)
+            most = blocks_at_most(model, setting)
             return self.request in model.live and most < len(setting.usable)
         return self.request in model.live and (self.kind != "release-foreign" or others > 0)
 
@@ -211,7 +228,7 @@ class Misuse(Command):
     def prepare(self, handles: Handles, state: State) -> Undo:
         back = nothing_to_undo
         if self.kind in _FRESH:
-            back = _put(handles, self.request, Request(self.request, 1))
+            back = put(handles, self.request, Request(self.request, 1))
         forge = _FORGE.get(self.kind)
         if forge is None:
             return back
@@ -226,7 +243,8 @@ class Misuse(Command):
 
         return undo
 
-    def perform(self, manager: PagedKVManager, request: Request) -> object:
+    def perform(self, manager: PagedKVManager, handles: Handles) -> object:
+        request = handles[self.request]
         match self.operation:
             case "prefill":
                 return manager.allocate_for_prefill(request)
@@ -236,7 +254,13 @@ class Misuse(Command):
                 return manager.release_request(request)
 
 
-def _put(handles: Handles, name: int, request: Request) -> Undo:
+def found(manager: Any, setting: Setting, request: Request) -> int:
+    """How many tokens of a prompt its prefill found in the cache; changes nothing."""
+    return int(manager.cached_tokens(request)) if setting.by_content else 0
+
+
+def put(handles: Handles, name: int, request: Request) -> Undo:
+    """Give the name to this handle; mutates `handles`, and what is returned takes it back."""
     kept = handles.get(name)
     handles[name] = request
 
@@ -252,24 +276,21 @@ def _put(handles: Handles, name: int, request: Request) -> Undo:
 COMMANDS: tuple[type[Command], ...] = (Decode, Prefill, Release, Resume, Misuse)
 
 
-def _blocks_due(model: Model, setting: Setting) -> int:
-    return sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
-
-
 ALL_LENGTHS_UP_TO = 36
 """Free tokens up to which every prompt length is tried; beyond, those at block edges."""
 
 
-def _lengths(model: Model, setting: Setting) -> list[int]:
+def lengths(model: Model, setting: Setting) -> list[int]:
+    """Prompt lengths worth trying, ascending; changes nothing."""
     size = setting.geometry.block_size
-    blocks = max(0, len(setting.usable) - _blocks_due(model, setting))
+    blocks = max(0, len(setting.usable) - blocks_due(model, setting))
     fits = blocks * size
     if fits <= ALL_LENGTHS_UP_TO:
-        lengths = set(range(1, fits + 2))
+        tried = set(range(1, fits + 2))
     else:
         edges = {n for k in range(blocks + 1) for n in (k * size - 1, k * size, k * size + 1)}
-        lengths = {n for n in edges if n > 0}
-    return sorted({*lengths, setting.capacity + 1})
+        tried = {n for n in edges if n > 0}
+    return sorted({*tried, setting.capacity + 1})
 
 
 def candidates(model: Model, setting: Setting) -> Iterator[Command]:
@@ -280,21 +301,26 @@ def candidates(model: Model, setting: Setting) -> Iterator[Command]:
     tried by one block and by many. A released name is given out again where nothing can resume.
     """
     live, kept = sorted(model.live), sorted(model.released)
-    taken = model.live.keys() | (model.released.keys() if setting.declared.resumes else ())
-    fresh = next((r for r in range(setting.requests) if r not in taken), None)
+    fresh = free_name(model, setting)
     for r in live:
-        yield Decode(r)
+        if (decode := Decode(r)).enabled(model, setting):
+            yield decode
     if fresh is not None:
-        for tokens in _lengths(model, setting):
+        for tokens in lengths(model, setting):
             yield Prefill(fresh, tokens)
     for r in live:
         yield Release(r)
     if setting.declared.resumes:
         for r in kept:
             yield Resume(r)
+    yield from _misuses(model, setting, [*live, *([] if fresh is None else [fresh])])
+
+
+def _misuses(model: Model, setting: Setting, names: list[int]) -> Iterator[Command]:
+    """Every wrong use that can be tried, by kind; of released names only what is about these."""
+    kept = [*sorted(model.live), *sorted(model.released)]
     for kind in KINDS:
-        names = kept if kind.endswith("-released") else [] if fresh is None else [fresh]
-        for r in [*live, *names]:
+        for r in kept if kind.endswith("-released") else names:
             if (command := Misuse(r, kind)).enabled(model, setting):
                 yield command
 
@@ -308,7 +334,7 @@ CORE = Ability(
         *tables.PROPERTIES,
         *free_list.PROPERTIES,
         *pending.PROPERTIES,
-        *lengths.PROPERTIES,
+        *seq_lens.PROPERTIES,
         *rollback.PROPERTIES,
         *contents.PROPERTIES,
         *index.PROPERTIES,

@@ -1,0 +1,221 @@
+"""Looking at the array-backed manager that shares blocks, copying it, and whose a call is.
+
+Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from operator import index
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from pagedkv import ledger
+from pagedkv.configurable import NULL_BLOCK
+from pagedkv.protocol import (
+    AlreadyHolding,
+    HoldsNothing,
+    InvalidBlockTable,
+    MisuseError,
+    Request,
+    Snapshot,
+    as_int,
+)
+from pagedkv.reference import already_holding, copied, misuse, unreadable
+from pagedkv.shared_plan import Held
+from pagedkv.shared_pool import SharedPool
+
+
+class SharedViews(SharedPool):
+    """How the arrays are looked at and copied, and which handle has what."""
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """The free blocks, ascending, cached ones not among them; a fresh list. It sorts."""
+        return sorted(self._free[: self._num_free].tolist())
+
+    def allocation_report(self, req: Request) -> dict[str, float]:
+        """How full the blocks of `req` are, read off the handle alone: `ledger.allocation_report`.
+
+        Null entries are room that is not allocated: `allocated_tokens` counts the blocks held,
+        `utilization` is the share of these that holds tokens. Changes nothing. Raises ValueError
+        where a table set by hand is too short for `seq_len`.
+        """
+        report = ledger.allocation_report(req.seq_len, len(req.block_table), self.block_size)
+        nulls = 0 if self.window is None else req.block_table.count(NULL_BLOCK)
+        if nulls:
+            allocated = report["allocated_tokens"] - nulls * self.block_size
+            used = allocated - report["unused_tail_tokens"]
+            report |= {"allocated_tokens": allocated, "utilization": used / (allocated or 1)}
+        return report
+
+    def get_physical_cache(self, req: Request) -> torch.Tensor:
+        """The `[seq_len, head_dim]` rows that the table of `req` names, in table order: a copy.
+
+        With a window only its rows, `[min(seq_len, window), head_dim]`, and only the entries that
+        they need are looked at. One gather; changes nothing. Any table will do, one set by hand
+        included. Raises InvalidBlockTable for such an entry outside the pool or a table too short
+        for `seq_len`, ValueError/TypeError for a `seq_len` that is no length.
+        """
+        seq_len, size = as_int("seq_len", req.seq_len, minimum=1), self.block_size
+        start = 0 if self.window is None else max(0, seq_len - self.window)
+        first = start // size
+        try:
+            table = np.fromiter(map(index, req.block_table[first:]), dtype=np.int64)
+            blocks = self.physical_kv_cache.index_select(0, torch.from_numpy(table))
+        except (IndexError, OverflowError, TypeError) as error:
+            raise unreadable(req, self.num_blocks, size, first) from error
+        rows = blocks.flatten(0, 1)
+        if first * size + len(rows) < seq_len:
+            raise unreadable(req, self.num_blocks, size, first)
+        return rows[start - first * size : seq_len - first * size]
+
+    def snapshot(self) -> Snapshot:
+        """All there is, as the arrays have it; changes nothing. O(pool).
+
+        A structure of no ability is None. Keys of the index are (extra key, digest).
+        """
+        on, held = self.abilities, np.flatnonzero(self._refs)
+        counts = dict(zip(held.tolist(), self._refs[held].tolist(), strict=True))
+        swapped = {name: out.blocks.tolist() for name, out in self._swapped.items()}
+        return Snapshot(
+            block_tables={name: has.blocks.tolist() for name, has in self._live.items()},
+            seq_lens={name: has.handle.seq_len for name, has in self._live.items()},
+            free_blocks=self._free[: self._num_free][::-1].tolist(),
+            num_free=self._num_free,
+            ref_counts=counts if on & {"fork", "prefix"} else None,
+            cached=self._cached().tolist(),
+            index=self._index if "prefix" in on else None,
+            withheld=None if self._withheld is None else self._withheld.tolist(),
+            swapped=swapped if "swap" in on else None,
+            host_free=self._host_free[: self._num_host_free][::-1].tolist()
+            if "swap" in on
+            else None,
+        )
+
+    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
+        """All that can influence later calls, as nested tuples; changes nothing.
+
+        Request r is called `names[r]`, one that is swapped out too. Two managers of one class
+        with equal keys, and with handles in the same state, behave alike from here on. What the
+        pools contain is not in it. Extra keys stand in it as they are.
+        """
+        published = np.flatnonzero(self._published).tolist()
+        return (
+            (self.num_blocks, self.block_size, self.head_dim),
+            tuple(self._free[: self._num_free].tolist()),
+            tuple(self._cached().tolist()),
+            tuple(self._refs.tolist()),
+            tuple([(block, self._keys[block]) for block in published]),
+            # By the block, and none stands there twice: keys need no order among themselves.
+            tuple(sorted([(block, key) for key, block in self._index.items()])),
+            None if self._withheld is None else tuple(self._withheld.tolist()),
+            _called(self._live, names),
+            tuple(self._host_free[: self._num_host_free].tolist()),
+            _called(self._swapped, names),
+        )
+
+    def clone(self, requests: Mapping[int, Request]) -> tuple[Self, dict[int, Request]]:
+        """Copy the manager, its pools and these handles in one, sharing nothing; changes nothing.
+
+        The copied manager refers to the copied handles, others that it knows included.
+        """
+        memo: dict[int, Any] = {}
+        handles = {name: copied(handle, memo) for name, handle in requests.items()}
+        state = dict(self.__dict__)
+        for name in ("physical_kv_cache", "host_kv_cache"):
+            state[name] = state[name].clone()
+        for name in self._ARRAYS:
+            state[name] = state[name].copy()
+        for name in ("_live", "_swapped"):
+            # Blocks are never changed in place, so both may have the same array.
+            state[name] = {
+                r: has._replace(handle=copied(has.handle, memo)) for r, has in state[name].items()
+            }
+        for name in state.keys() - self._OWN:
+            state[name] = deepcopy(state[name], memo)
+        twin = object.__new__(type(self))
+        twin.__dict__.update(state)
+        return twin, handles
+
+    # ---------------------------------------------------------------- whose call it is
+
+    def _unknown(self, action: str, req: Request) -> None:
+        """Make sure that `req` and its id are new; raises AlreadyHolding. Changes nothing."""
+        held, out = self._live.get(req.request_id), self._swapped.get(req.request_id)
+        if held is not None or len(req.block_table):
+            raise already_holding(req, held and held.handle, action)
+        if out is not None:
+            why = "which is swapped out; swap it in or release it first"
+            if out.handle is not req:
+                why = "whose id a request that is swapped out has; use another id"
+            raise AlreadyHolding(f"{action} request {req.request_id}, {why}")
+
+    def _alike(self, req: Request, child: Request) -> None:
+        """Make sure that a child says of itself what its parent does; raises MisuseError."""
+        who = f"fork of request {req.request_id} into {child.request_id}"
+        if child.seq_len != req.seq_len:
+            raise MisuseError(
+                f"{who}: their lengths are {req.seq_len} and {child.seq_len}; "
+                f"make the child with the length of its parent"
+            )
+        if "prefix" in self.abilities and (
+            child.extra_key != req.extra_key or list(child.tokens) != list(req.tokens)
+        ):
+            raise MisuseError(
+                f"{who}: their tokens or extra keys differ, {req.tokens} under {req.extra_key!r} "
+                f"and {child.tokens} under {child.extra_key!r}; make the child with its parent's"
+            )
+
+    def _holding(self, action: str, req: Request) -> Held:
+        """What exactly this handle holds; raises MisuseError unless its table agrees."""
+        held = self._live.get(req.request_id)
+        if held is not None and held.handle is req:
+            blocks, table = held.blocks.tolist(), req.block_table
+            if blocks == (table if type(table) is list else list(table)):
+                return held
+            raise misuse(action, req, blocks, self.num_blocks, self._holder_for(req))
+        if self._is_out(req) and not len(req.block_table):
+            raise HoldsNothing(
+                f"{action} of request {req.request_id}, which is swapped out; swap it in first"
+            )
+        raise misuse(action, req, None, self.num_blocks, self._holder_for(req))
+
+    def _out(self, action: str, req: Request) -> Held:
+        """What exactly this handle has in the second pool; raises MisuseError otherwise."""
+        if not self._is_out(req):
+            raise HoldsNothing(f"{action} of request {req.request_id}, which is not swapped out")
+        if len(req.block_table):
+            raise InvalidBlockTable(
+                f"{action} of request {req.request_id} with block_table = {req.block_table}, "
+                f"though it is swapped out; leave the table empty"
+            )
+        return self._swapped[req.request_id]
+
+    def _is_out(self, req: Request) -> bool:
+        out = self._swapped.get(req.request_id)
+        return out is not None and out.handle is req
+
+    def _holder_for(self, req: Request) -> Callable[[int], Request | None]:
+        """Who holds a block, `req` first if it is one of them; None if nobody does."""
+
+        def holder(block: int) -> Request | None:
+            holders = [held.handle for held in self._live.values() if block in held.blocks]
+            return req if req in holders else next(iter(holders), None)
+
+        return holder
+
+
+def _called(leases: Mapping[int, Held], names: Mapping[int, int]) -> tuple[object, ...]:
+    """Leases under other names; no call depends on the order of admission, which the dict has."""
+    return tuple(
+        sorted(
+            [
+                (names[name], has.handle.seq_len, tuple(has.blocks.tolist()), has.found)
+                for name, has in leases.items()
+            ]
+        )
+    )

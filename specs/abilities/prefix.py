@@ -1,0 +1,257 @@
+"""Prefix caching: full blocks are found again by content and all that stands before them.
+
+index is a map from keys to blocks that are held or cached, each block whole and at most once, and
+no two of them with the same content
+found(r) = the longest run of leading blocks, the last token left out, whose content is indexed
+granted  <=> blocks needed behind what is found <= free + cached - cached blocks that are found
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar
+
+from pagedkv.protocol import Request
+from pagedkv.specs.abilities.core import found, lengths, put
+from pagedkv.specs.ability import Ability
+from pagedkv.specs.commands import Command, Handles, Undo
+from pagedkv.specs.content import EXTRAS, tags_of
+from pagedkv.specs.growth import admission, free_name, placed
+from pagedkv.specs.model import POISON, Model, Setting
+from pagedkv.specs.properties import (
+    HOLDS,
+    VACUOUS,
+    Broken,
+    EveryState,
+    EveryStep,
+    Judgement,
+    Need,
+    Property,
+    Sometimes,
+)
+from pagedkv.specs.steps import Done, Expected, NoBlocks, State, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(Command):
+    """A new request with this prompt, and an extra key; 0 is none."""
+
+    op: ClassVar[str] = "admit"
+    takes: ClassVar[bool] = True
+    begins: ClassVar[bool] = True
+    tokens: tuple[int, ...]
+    extra: int
+
+    def enabled(self, model: Model, setting: Setting) -> bool:
+        taken = self.request in model.live or self.request in model.swapped
+        return setting.by_content and not taken and self._fits(setting)
+
+    def _fits(self, setting: Setting) -> bool:
+        size = setting.geometry.block_size
+        ones = (p for p, token in enumerate(self.tokens) if token)
+        known = {*self.tokens} <= {0, 1} and 0 <= self.extra < EXTRAS
+        return known and len(self.tokens) > 0 and all(p % size == 0 for p in ones)
+
+    def tags(self, setting: Setting) -> tuple[int, ...]:
+        """The tags of the prompt."""
+        return tags_of(self.tokens, self.extra, setting.geometry.block_size)
+
+    def expect(self, model: Model, setting: Setting) -> Expected:
+        return admission(setting, len(self.tokens))
+
+    def prepare(self, handles: Handles, state: State) -> Undo:
+        extra = self.extra or None
+        request = Request(self.request, len(self.tokens), self.tokens, extra_key=extra)
+        return put(handles, self.request, request)
+
+    def question(self) -> tuple[str, tuple[int, ...]]:
+        return "can_prefill", ()
+
+    def written(self, manager: Any, before: State, request: Request) -> int:
+        return found(manager, before.setting, request)
+
+    def perform(self, manager: Any, handles: Handles) -> object:
+        return manager.allocate_for_prefill(handles[self.request])
+
+    def advance(self, model: Model, setting: Setting) -> Model:
+        return placed(model, setting, self.request, self.tags(setting))
+
+
+MOST_BLOCKS = 3
+"""Prompts differ in their first so many blocks."""
+
+
+def candidates(model: Model, setting: Setting) -> Iterator[Command]:
+    """Prompts of every length worth trying, of blocks that begin with 0 or 1.
+
+    All zeros without an extra key is what `prefill` gives. With an extra key only the prompts of
+    all zeros are tried: what they are told apart from.
+    """
+    fresh = free_name(model, setting)
+    if "prefix" not in setting.active or fresh is None:
+        return
+    size = setting.geometry.block_size
+    for length in lengths(model, setting):
+        blocks = min(MOST_BLOCKS, setting.geometry.blocks_for(length))
+        for bits in product((0, 1), repeat=blocks):
+            if any(bits):
+                firsts = {i * size: bit for i, bit in enumerate(bits)}
+                yield Admit(fresh, tuple(firsts.get(p, 0) for p in range(length)), 0)
+        yield Admit(fresh, (0,) * length, 1)
+
+
+def judge_index(state: State) -> Judgement:
+    """The index finds whole blocks that are held or cached, each content by one key."""
+    snapshot, known = state.seen.snapshot, dict[float, object]()
+    if not snapshot.index:
+        return VACUOUS
+    blocks: dict[int, object] = {}
+    for key, block in snapshot.index.items():
+        if why := _flaw(state, block, known, blocks):
+            return Broken(f"index[{key}] = {block}, {why}", (block,))
+        blocks[block] = known[state.seen.ends[block]] = key
+    if lost := snapshot.cached - blocks.keys():
+        return Broken(f"block {min(lost)} is cached, but no key finds it", tuple(sorted(lost)))
+    return HOLDS
+
+
+def _flaw(
+    state: State, block: int, known: Mapping[float, object], blocks: Mapping[int, object]
+) -> str | None:
+    """What is wrong with an entry of the index, beside those that were looked at before."""
+    end = state.seen.ends.get(block)
+    if end is None:
+        return "which is neither held nor cached"
+    if end == POISON:
+        return "which is not written to its end"
+    if block in blocks:
+        return f"which is index[{blocks[block]}] too"
+    if end in known and not state.setting.declared.keeps_duplicates:
+        return f"which ends in {state.setting.name_tag(end)}, as index[{known[end]}] does"
+    return None
+
+
+def _new_prompt(step: Step) -> tuple[int, ...] | None:
+    """The tags of the prompt that the step is to admit; None if it admits none."""
+    own, setting = step.command.request, step.after.setting
+    if own in step.before.model.live or not step.command.takes:
+        return None
+    if own in step.before.model.swapped or len(step.command.names()) > 1:
+        return None
+    return step.command.advance(step.before.model, setting).live[own]
+
+
+def _hits(step: Step, tags: tuple[int, ...]) -> list[int]:
+    """The blocks that the index had for the leading blocks of a prompt, its last token left out."""
+    snapshot, ends = step.before.seen.snapshot, step.before.seen.ends
+    by_content = {ends.get(block): block for block in (snapshot.index or {}).values()}
+    size, hits = step.after.setting.geometry.block_size, []
+    for end in range(size - 1, len(tags) - 1, size):
+        block = by_content.get(tags[end])
+        if block is None:
+            break
+        hits.append(block)
+    return hits
+
+
+def judge_found(step: Step) -> Judgement:
+    """A prompt finds exactly the leading blocks that the index had for it."""
+    tags = _new_prompt(step)
+    if tags is None or not step.granted:
+        return VACUOUS
+    own, due = step.command.request, _hits(step, tags)
+    table, ends = step.after.seen.tables.get(own, ()), step.before.seen.ends
+    size = step.after.setting.geometry.block_size
+    places = zip(table, range(size - 1, len(tags) - 1, size), strict=False)
+    same = [ends.get(block) == tags[end] for block, end in places]
+    has = same.index(False) if False in same else len(same)
+    if has >= len(due):
+        return HOLDS
+    return Broken(
+        f"{step.command}: found {has} block(s) != {len(due)} = leading blocks {due} of its prompt "
+        f"that the index had",
+        tuple(due),
+        (own,),
+    )
+
+
+def judge_counted(step: Step) -> Judgement:
+    """A prompt is granted exactly where what it finds makes it fit."""
+    tags = _new_prompt(step)
+    if tags is None or not isinstance(step.outcome, NoBlocks | Done):
+        return VACUOUS
+    setting, hits = step.after.setting, _hits(step, tags)
+    needed = setting.geometry.blocks_for(len(tags)) - len(hits)
+    available = step.before.available - len(step.before.seen.snapshot.cached.intersection(hits))
+    sums = f"{len(hits)} block(s) of its prompt are found"
+    if isinstance(step.outcome, NoBlocks):
+        if needed > available or setting.declared.refuses_early:
+            return HOLDS
+        sums = f"refused as out of blocks: needed({needed}) <= available({available}), for {sums}"
+    else:
+        if needed <= available:
+            return HOLDS
+        sums = f"granted: needed({needed}) > available({available}), for {sums}"
+    return Broken(f"{step.command} {sums}", tuple(hits), (step.command.request,))
+
+
+def _hit(step: Step) -> bool:
+    tags = _new_prompt(step)
+    if tags is None or not step.granted:
+        return False
+    table = step.after.seen.tables.get(step.command.request, ())
+    return bool(table) and table[0] in step.before.seen.held | step.before.seen.snapshot.cached
+
+
+def _evicted(step: Step) -> bool:
+    gone = step.before.seen.snapshot.cached - step.after.seen.snapshot.cached
+    return step.granted and any(
+        step.before.seen.ends.get(block) != step.after.seen.ends.get(block) for block in gone
+    )
+
+
+PREFIX = Ability(
+    id="prefix",
+    statement="Full blocks are found again by content and all that stands before them.",
+    commands=(Admit,),
+    candidates=candidates,
+    properties=(
+        Property(
+            "index-exact",
+            "The prefix index finds written blocks that are held or cached, each content once.",
+            "index: key -> block, one to one; cached <= index; content(b) distinct",
+            EveryState(judge_index),
+            frozenset({Need.INDEX}),
+        ),
+        Property(
+            "prefix-found",
+            "A prompt finds all leading blocks that are indexed, its last token left out.",
+            "found(r) >= leading blocks of r in index",
+            EveryStep(judge_found),
+            frozenset({Need.INDEX}),
+        ),
+        Property(
+            "prefix-counted",
+            "A prompt is granted exactly where what it finds makes it fit.",
+            "granted <=> needed - found <= free + cached - found in cached",
+            EveryStep(judge_counted),
+            frozenset({Need.INDEX}),
+        ),
+        Property(
+            "prefix-hit",
+            "A prompt found a block.",
+            "found(r) > 0",
+            Sometimes(_hit),
+            frozenset({Need.PREFIX}),
+        ),
+        Property(
+            "cached-evicted",
+            "A cached block was evicted.",
+            "cached before, other content after",
+            Sometimes(_evicted),
+            frozenset({Need.PREFIX}),
+        ),
+    ),
+)

@@ -1,0 +1,188 @@
+"""How the logical model grows, and how many blocks that needs: the ideal allocator.
+
+It shares what a fork shares, copies a tail that several hold before one of them writes into it,
+and gives back what the window has left behind. Its blocks are called pages, and it never runs out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count as counting
+
+from pagedkv.specs.model import GONE, Model, Setting
+from pagedkv.specs.steps import Grant
+
+
+def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
+    """Blocks due to grow to `after` tokens; lookahead blurs both ends. Changes nothing."""
+    blocks_for, lookahead = setting.geometry.blocks_for, setting.declared.lookahead
+    before = len(model.live.get(request, ()))
+    need = blocks_for(after) - blocks_for(before)
+    if setting.tracks_pages and before:
+        need += shares_tail(model, setting, request) - len(_dead(model, setting, request, after))
+    had = lookahead if before else 0
+    return Grant(low=max(0, need - had), high=max(0, need) + lookahead)
+
+
+def admission(setting: Setting, seq_len: int) -> Grant:
+    """Blocks due for a new prompt: any but the last token's may be found. Changes nothing.
+
+    How many are, the index before the call says; `prefix-counted` judges that.
+    """
+    whole = setting.geometry.blocks_for(seq_len)
+    found = (seq_len - 1) // setting.geometry.block_size if setting.by_content else 0
+    return Grant(low=whole - found, high=whole + setting.declared.lookahead)
+
+
+def grown(model: Model, setting: Setting, request: int, count: int) -> Model:
+    """The model in which the request holds `count` more tokens; changes nothing."""
+    return placed(
+        model, setting, request, setting.more(request, model.live.get(request, ()), count)
+    )
+
+
+def placed(model: Model, setting: Setting, request: int, tags: tuple[int, ...]) -> Model:
+    """The model in which the request, which held the first of `tags`, holds them all."""
+    there = model.with_live(request, tags)
+    if not setting.tracks_pages:
+        return there
+    pages, fresh = list(model.pages.get(request, ())), _fresh(model)
+    if pages and shares_tail(model, setting, request):
+        pages[-1] = next(fresh)
+    for i in _dead(model, setting, request, len(tags)):
+        pages[i] = GONE
+    while len(pages) < setting.geometry.blocks_for(len(tags)):
+        pages.append(next(fresh))
+    return replace(there, pages=_numbered({**model.pages, request: tuple(pages)}))
+
+
+def cut(model: Model, setting: Setting, request: int, seq_len: int) -> Model:
+    """The model in which a live request holds its first `seq_len` tokens; changes nothing."""
+    there = replace(model, live={**model.live, request: model.live[request][:seq_len]})
+    if not setting.tracks_pages:
+        return there
+    left = model.pages[request][: setting.geometry.blocks_for(seq_len)]
+    return replace(there, pages=_numbered({**model.pages, request: left}))
+
+
+def forked(model: Model, setting: Setting, parent: int, child: int) -> Model:
+    """The model in which `child` holds what `parent` holds; changes nothing."""
+    there, pages = model.with_live(child, model.live[parent]), model.pages[parent]
+    if copies_at_fork(model, setting, parent):
+        pages = (*pages[:-1], next(_fresh(model)))
+    return replace(there, pages=_numbered({**model.pages, child: pages}))
+
+
+def copies_at_fork(model: Model, setting: Setting, parent: int) -> bool:
+    """Whether a fork takes a block, for the tail."""
+    partly = len(model.live[parent]) % setting.geometry.block_size > 0
+    return setting.declared.forks_eagerly and partly
+
+
+def let_go(model: Model, setting: Setting, request: int) -> Model:
+    """The model in which the request holds nothing and keeps its length; changes nothing."""
+    tags = model.swapped.get(request)
+    if tags is not None:
+        swapped = {r: held for r, held in model.swapped.items() if r != request}
+        released = dict(sorted({**model.released, request: len(tags)}.items()))
+        there = replace(model, swapped=swapped, released=released)
+    else:
+        tags, there = model.live[request], model.with_released(request)
+    if setting.by_content:
+        there = replace(there, kept=dict(sorted({**model.kept, request: tags}.items())))
+    return without_pages(there, request)
+
+
+def without_pages(model: Model, request: int) -> Model:
+    """The model in which the request has no pages; changes nothing."""
+    if request not in model.pages:
+        return model
+    return replace(
+        model, pages=_numbered({r: held for r, held in model.pages.items() if r != request})
+    )
+
+
+def resumed(model: Model, setting: Setting, request: int) -> Model:
+    """The model in which a released request holds its kept length again; changes nothing."""
+    if not setting.by_content:
+        return grown(model, setting, request, model.released[request])
+    there = placed(model, setting, request, model.kept[request])
+    return replace(there, kept={r: tags for r, tags in model.kept.items() if r != request})
+
+
+def shares_tail(model: Model, setting: Setting, request: int) -> bool:
+    """Whether a partly filled tail is another request's too; it is copied before a write."""
+    pages = model.pages.get(request)
+    if not pages or len(model.live[request]) % setting.geometry.block_size == 0:
+        return False
+    return sum(pages[-1] in held for held in model.pages.values()) > 1
+
+
+def blocks_at_most(model: Model, setting: Setting) -> int:
+    """Blocks that the live requests hold in all, at most; changes nothing."""
+    if setting.tracks_pages and not setting.by_content:
+        return blocks_due(model, setting)
+    lookahead = setting.declared.lookahead * len(model.live)
+    return lookahead + sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
+
+
+def blocks_due(model: Model, setting: Setting) -> int:
+    """Blocks that the live requests need in all, at least; changes nothing."""
+    size = setting.geometry.block_size
+    if setting.by_content:
+        whole = {tags[end] for tags in model.live.values() for end in _ends(len(tags), size)}
+        if not setting.tracks_pages:
+            return len(whole) + sum(len(tags) % size > 0 for tags in model.live.values())
+        tails = {model.pages[r][-1] for r, tags in model.live.items() if len(tags) % size}
+        return len(whole) + len(tails)
+    if setting.tracks_pages:
+        return len({page for held in model.pages.values() for page in held} - {GONE})
+    return sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
+
+
+def free_name(model: Model, setting: Setting) -> int | None:
+    """The name of the next new request; None if as many are live as there may be."""
+    if len(model.live) + len(model.swapped) >= setting.requests:
+        return None
+    taken = {*model.live, *model.swapped, *(model.released if setting.declared.resumes else ())}
+    if setting.names > setting.requests and not setting.by_content:
+        tags = (*model.live.values(), *model.swapped.values())
+        taken |= {(tag - 1) // setting.stride for held in tags for tag in held}
+    return next((r for r in range(setting.names) if r not in taken), None)
+
+
+def outlived(model: Model, setting: Setting, order: Sequence[int]) -> tuple[int, ...]:
+    """Names that only tags know, since a fork outlived them, as they appear in that order."""
+    if setting.names == setting.requests or setting.by_content:
+        return ()
+    tags = [tag for r in order for tag in model.live.get(r) or model.swapped.get(r, ())]
+    writers = dict.fromkeys((tag - 1) // setting.stride for tag in tags)
+    return tuple(r for r in writers if r not in order)
+
+
+def _ends(seq_len: int, size: int) -> range:
+    """The positions at which full blocks end."""
+    return range(size - 1, seq_len, size)
+
+
+def _dead(model: Model, setting: Setting, request: int, after: int) -> list[int]:
+    """The logical blocks that growing to `after` tokens leaves behind the window."""
+    window = setting.declared.window
+    if window is None:
+        return []
+    behind = max(0, after - window) // setting.geometry.block_size
+    return [i for i, page in enumerate(model.pages.get(request, ())[:behind]) if page != GONE]
+
+
+def _fresh(model: Model) -> counting[int]:
+    return counting(1 + max((page for held in model.pages.values() for page in held), default=0))
+
+
+def _numbered(pages: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """The same with the pages numbered as they first appear, requests in the order of names."""
+    numbers: dict[int, int] = {GONE: GONE}
+    return {
+        r: tuple(numbers.setdefault(page, len(numbers) - 1) for page in pages[r])
+        for r in sorted(pages)
+    }
