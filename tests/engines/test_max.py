@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("max.pipelines.kv_cache.paged_kv_cache.block_manager")
 
+from findings import printed, scripts
 from pagedkv import check
 from pagedkv.declarations import Raises
 from pagedkv.engines.max import CachedMaxBlockManager, MaxBlockManager
@@ -213,7 +214,12 @@ def test_the_key_tells_states_apart_that_differ_in_one_structure(manager, what):
     assert before != manager.state_key(NAMES)
 
 
-# ------------------------------------------------------------------------------ the verdict
+# ------------------------------------------------------------- beside it, and the verdict
+
+
+def test_the_script_of_the_page_prints_what_it_says():
+    for script, output in scripts("max-refused-input-tokens.md"):
+        assert printed(script) == output
 
 
 @pytest.mark.parametrize(
