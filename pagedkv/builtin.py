@@ -72,6 +72,14 @@ _SGLANG = (
 
 _TRANSFORMERS = "pip install transformers==5.24.0 psutil accelerate"
 
+_MAX = "pip install max==26.7.0 transformers==5.24.0 requests pillow av"
+"""What its packages ask for only where it serves is named beside it."""
+
+_EXLLAMAV3 = (
+    "pip install torch==2.13.0 pydantic tokenizers triton && pip install --no-deps exllamav3==1.6.5"
+)
+"""Without what it compiles and loads models with."""
+
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -247,6 +255,34 @@ BUILTINS: tuple[Builtin, ...] = (
         "The same with forks.",
         "transformers.generation.continuous_batching",
         _TRANSFORMERS,
+    ),
+    Builtin(
+        "exllamav3",
+        "pagedkv.engines.exllamav3:ExLlamaV3PageTable",
+        "exllamav3's PageTable under its own generator's queue, behind an adapter.",
+        "exllamav3.generator.pagetable",
+        _EXLLAMAV3,
+    ),
+    Builtin(
+        "max",
+        "pagedkv.engines.max:MaxBlockManager",
+        "MAX's BlockManager without its prefix cache, behind an adapter.",
+        "max.pipelines.kv_cache.paged_kv_cache.block_manager",
+        _MAX,
+    ),
+    Builtin(
+        "max-cached",
+        "pagedkv.engines.max:CachedMaxBlockManager",
+        "MAX's BlockManager with its prefix cache, behind an adapter.",
+        "max.pipelines.kv_cache.paged_kv_cache.block_manager",
+        _MAX,
+    ),
+    Builtin(
+        "tokenspeed",
+        "pagedkv.engines.tokenspeed:TokenSpeedScheduler",
+        "TokenSpeed's scheduler, one request at a time by plans that hold the others.",
+        "tokenspeed_scheduler",
+        "pip install tokenspeed-scheduler==0.1.42",
     ),
 )
 

@@ -6,7 +6,7 @@ ever decided by a target's name.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Set
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import Literal
@@ -94,7 +94,7 @@ class Declarations:
     max_blocks: int | None = None
     pool_multiple: int = 1
     engine: bool = False
-    abilities: frozenset[AbilityName] = frozenset()
+    abilities: Set[AbilityName] = frozenset()
     forks_eagerly: bool = False
     publishes_at_once: bool = False
     keeps_duplicates: bool = False
