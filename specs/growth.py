@@ -21,8 +21,14 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
     need = blocks_for(after) - blocks_for(before)
     if setting.tracks_pages and before:
         need += shares_tail(model, setting, request) - len(_dead(model, setting, request, after))
-    had = lookahead if before else 0
-    return Grant(low=max(0, need - had), high=max(0, need) + lookahead)
+    had, found = lookahead if before else 0, _may_be_found(setting, before)
+    return Grant(low=max(0, need - had), high=max(0, need) + lookahead + found)
+
+
+def _may_be_found(setting: Setting, seq_len: int) -> int:
+    """1 where the tail may be a block that others found, full, before it was truncated."""
+    partly = seq_len % setting.geometry.block_size > 0
+    return int(setting.by_content and "truncate" in setting.declared.abilities and partly)
 
 
 def admission(setting: Setting, seq_len: int) -> Grant:

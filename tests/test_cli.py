@@ -506,4 +506,5 @@ def test_built_in_targets_complete():
         capture_output=True,
         text=True,
     )
-    assert told.stdout.split() == ["plain,reference"], told.stderr
+    names = ["plain,reference", "plain,reference-shared", "plain,reference-window"]
+    assert told.stdout.split() == names, told.stderr
