@@ -121,6 +121,7 @@ def test_help_lists_the_commands_that_there_are(capsys):
     assert [line.split()[0] for line in listed.splitlines()] == [
         "check",
         "explore",
+        "join",
         "replay",
         "score",
         "shrink",
