@@ -28,7 +28,7 @@ class TransformersBlocks:
     declares = Declarations(
         out_of_blocks=(Returns(False),),
         wrong_use=NOT_TRIED,
-        abilities={"fork"},
+        abilities=frozenset({"fork"}),
         forks_eagerly=True,
         refuses_early=True,
         evicts_cached=True,
@@ -83,7 +83,7 @@ class TransformersBlocks:
 
     def _allocated(self, state: RequestState, tokens: int) -> bool:
         here: Any = SimpleNamespace(cache=self._cache)
-        return Scheduler._allocate_blocks_if_needed(here, state, tokens)
+        return bool(Scheduler._allocate_blocks_if_needed(here, state, tokens))
 
     def _placed(self, req: Request, tokens: int) -> bool:
         state = self._live[req]
