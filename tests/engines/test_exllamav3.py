@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -199,6 +200,31 @@ def test_the_key_tells_states_apart_that_differ_in_one_structure(manager, what):
     assert marshal.loads(marshal.dumps(before)) == before == manager.state_key(NAMES)
     CORRUPTIONS[what](manager)
     assert before != manager.state_key(NAMES)
+
+
+def test_a_clone_equals_and_shares_nothing(manager):
+    live, fresh = next(iter(manager._live)), Request(7, 2)
+    twin, handles = manager.clone({5: live, 7: fresh})
+    assert everything(twin, *handles.values()) == everything(manager, live, fresh)
+    before = everything(manager, live, fresh), marks(manager)
+    decode(twin, handles[5])
+    twin.release_request(handles[5])
+    assert twin.allocate_for_prefill(handles[7]) is True
+    computed(twin, handles[7])
+    twin.release_request(next(req for req in twin._live if req.request_id == 6))
+    assert before == (everything(manager, live, fresh), marks(manager))
+    decode(manager, live)
+
+
+def marks(manager: ExLlamaV3PageTable) -> list[list[int]]:
+    """What the pages say that they hold, and the jobs that they have."""
+    pages = [page.sequence[0, : page.kv_position].tolist() for page in table_of(manager).all_pages]
+    jobs = manager._live.values()
+    return [*pages, *(job.sequences[0].sequence_ids.torch()[0].tolist() for job in jobs)]
+
+
+def table_of(manager: ExLlamaV3PageTable) -> Any:
+    return manager._engine.pagetable
 
 
 # ------------------------------------------------------------------------------ the verdict
