@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,12 @@ class Builtin:
             spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
             if spec is None:
                 return False
-            path = spec.submodule_search_locations or ()
+            if path is not None and spec.origin is None:
+                # A namespace: where its parts lie it only says once its parent is imported.
+                leaf = name.rpartition(".")[2]
+                path = [str(there) for at in path if (there := Path(at) / leaf).is_dir()]
+            else:
+                path = list(spec.submodule_search_locations or ())
         return True
 
     @property

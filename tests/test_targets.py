@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from textwrap import dedent
@@ -405,3 +406,17 @@ def test_an_engine_that_changed_gets_the_line_that_installs_the_tested_one(monke
     line = line_of("engine")
     assert "module pagedkv.reference has no attribute Gone" in line
     assert line.endswith("; install it with: pip install engine==1")
+
+
+def test_what_a_namespace_inside_a_package_needs_is_found_without_importing_it(
+    tmp_path, monkeypatch
+):
+    there = tmp_path / "engine_here" / "srt" / "memory"
+    there.mkdir(parents=True)
+    (tmp_path / "engine_here" / "__init__.py").write_text("raise SystemExit", encoding="utf-8")
+    (there / "pool.py").write_text("raise SystemExit", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    row = Builtin("engine", "x:X", "An engine.", "engine_here.srt.memory.pool", "pip install it")
+    assert row.installed
+    assert not replace(row, needs="engine_here.srt.memory.none").installed
+    assert not replace(row, needs="engine_here.srt.none.pool").installed
