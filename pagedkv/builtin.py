@@ -25,17 +25,18 @@ class Builtin:
     @property
     def installed(self) -> bool:
         """Whether `needs` is there, looked for without importing any of it; changes nothing."""
-        path = None
+        path: list[str] | None = None
         for name in prefixes(self.needs):
-            spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
-            if spec is None:
-                return False
-            if path is not None and spec.origin is None:
+            try:
+                spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
+            except KeyError:
                 # A namespace: where its parts lie it only says once its parent is imported.
                 leaf = name.rpartition(".")[2]
-                path = [str(there) for at in path if (there := Path(at) / leaf).is_dir()]
-            else:
-                path = list(spec.submodule_search_locations or ())
+                path = [str(there) for at in path or () if (there := Path(at) / leaf).is_dir()]
+                continue
+            if spec is None:
+                return False
+            path = list(spec.submodule_search_locations or ())
         return True
 
     @property
