@@ -220,8 +220,7 @@ class World:
         eyes.follow_tensor()
         if self.setting.declared.abilities:
             carry(self.manager, eyes.pool, self._host, before, self.state)
-            was = was.union(before.seen.snapshot.cached, before.seen.snapshot.withheld or ())
-            freed = was - now.union(seen.cached, seen.withheld or ())
+            freed = self._freed_by(before, seen)
         if freed:
             eyes.pool.poison(freed)
             self._freed |= freed
@@ -237,6 +236,15 @@ class World:
         elif self.setting.by_content:
             self._stand(logic, seen, views)
         return taken & self._freed
+
+    def _freed_by(self, before: State, seen: Snapshot) -> frozenset[int]:
+        """The blocks whose content is nobody's from now on."""
+        was, kept = before.seen.snapshot, seen.cached
+        if self.setting.by_content:  # What is withheld may be found again.
+            kept = kept.union(seen.withheld or ())
+        had = before.seen.held.union(was.cached, was.withheld or ())
+        null = self.setting.declared.null_block
+        return frozenset(b for b in had - self.state.seen.held - kept if b != null)
 
     def read(self) -> Contents:
         """What each live request reads back now; changes nothing."""
