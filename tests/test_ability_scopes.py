@@ -37,8 +37,8 @@ def counted(names: frozenset[AbilityName], geometries: tuple[Geometry, ...]) -> 
     return done
 
 
-# Pools of up to 2 blocks and 2 tokens have, with prefixes: alone 2,613 states and 48,397 transitions,
-# with forks 3,535 and 62,309. Counted once; here, what takes a few seconds.
+# Pools of up to 2 blocks of up to 2 tokens have, with prefixes, 2,613 states and 48,397 transitions,
+# and with forks beside them 3,535 and 62,309. Counted once; here, what takes a few seconds.
 COUNTS: dict[str, tuple[tuple[Geometry, ...], int, int]] = {
     "append": (SMALL, 43, 633),
     "truncate": (SMALL, 62, 802),
