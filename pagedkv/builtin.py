@@ -153,7 +153,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "vllm-blockpool",
-        "pagedkv.engines.vllm:VllmBlockPool",
+        "pagedkv.engines.vllm_blockpool:VllmBlockPool",
         "vLLM's BlockPool by itself.",
         "vllm.v1.core.block_pool",
         VLLM,

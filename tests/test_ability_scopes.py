@@ -37,7 +37,7 @@ def counted(names: frozenset[AbilityName], geometries: tuple[Geometry, ...]) -> 
     return done
 
 
-# Pools of up to 2 blocks of up to 2 tokens have, with prefixes, 2,613 states and 48,397 transitions,
+# Pools of up to 2 blocks of 1 and 2 tokens have, with prefixes, 2,613 states and 48,397 steps,
 # and with forks beside them 3,535 and 62,309. Counted once; here, what takes a few seconds.
 COUNTS: dict[str, tuple[tuple[Geometry, ...], int, int]] = {
     "append": (SMALL, 43, 633),

@@ -14,7 +14,8 @@ from pagedkv.protocol import Request, Snapshot
 
 pytest.importorskip("vllm.v1.core.kv_cache_manager")
 
-from pagedkv.engines.vllm import VllmBlockPool, VllmManager, caching_manager
+from pagedkv.engines.vllm import VllmManager, caching_manager
+from pagedkv.engines.vllm_blockpool import VllmBlockPool
 
 ALL = (VllmManager, caching_manager, VllmBlockPool)
 MANAGERS = (VllmManager, caching_manager)
