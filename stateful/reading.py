@@ -18,6 +18,7 @@ from pagedkv.stateful.report import (
     Part,
     Proof,
     PropertyResult,
+    Reach,
     Report,
     Shortest,
     TargetReport,
@@ -124,6 +125,9 @@ def _coverage(data: Mapping[str, Any]) -> Coverage:
         scope=str(data["scope"]),
         stopped=_maybe(data["stopped"], str),
         random_steps=int(data["random_steps"]),
+        reach=_maybe(
+            data.get("reach"), lambda reach: Reach(int(reach["states"]), int(reach["of"]))
+        ),
         doubts=tuple(map(str, data["doubts"])),
         part=_maybe(data.get("shard"), _part),
     )
