@@ -74,11 +74,9 @@ def test_every_history_together_comes_through_everything(whole):
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_report_says_it_of_an_exhausted_scope():
-    plan = Plan(TINY, 20.0)
+    plan = Plan(TINY, 60.0)
     report = run_campaign(Subject("reference", (KVCacheManager,)), plan)
     reach = report.coverage.reach
     assert isinstance(reach, Reach)
     assert 1 < reach.states < reach.of < report.coverage.states
     assert report.to_json()["coverage"]["reach"] == {"states": reach.states, "of": reach.of}
-    again = run_campaign(Subject("reference", (KVCacheManager,)), plan)
-    assert again.coverage.reach == reach
