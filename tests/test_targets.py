@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 
 from pagedkv import targets
 from pagedkv.arrays import ArrayKVCacheManager
 from pagedkv.builtin import BUILTINS, Builtin
 from pagedkv.reference import KVCacheManager
-from pagedkv.targets import BadTarget, Pair, Target, default_targets, resolve
+from pagedkv.targets import BadTarget, Pair, Target, default_targets, resolve, version_of
 
 MANAGER = """
     from pagedkv import KVCacheManager
@@ -56,11 +59,48 @@ def test_a_builtin_name_gives_its_manager():
 
 
 @pytest.mark.parametrize("builtin", BUILTINS, ids=lambda builtin: builtin.name)
-def test_each_builtin_is_installed_here_and_can_be_made(builtin):
-    assert builtin.installed
+def test_each_builtin_that_is_installed_here_can_be_made(builtin):
+    if not builtin.installed:
+        assert builtin.where.startswith("pagedkv.engines.")
+        pytest.skip(f"lacks {builtin.needs}")
     target = resolve(builtin.name)
     assert isinstance(target, Target)
-    assert target.factory(2, 2, 1).num_blocks == 2
+    assert target.name == builtin.name
+
+
+def test_what_torch_brings_is_installed_here():
+    ours = [
+        f"{kind}{more}" for more in ("", "-shared", "-window") for kind in ("reference", "array")
+    ]
+    assert [b.name for b in BUILTINS if b.installed][:7] == [*ours, "torch"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "version"),
+    [
+        ("reference+array", None),
+        ("mine:Manager", None),
+        ("exec:./driver --fast", None),
+        ("torch", f"torch {torch.__version__}"),
+        ("isolate:torch", f"torch {torch.__version__}"),
+        ("reference+torch", f"torch {torch.__version__}"),
+    ],
+)
+def test_the_version_of_an_engine_is_that_of_its_package(spec, version):
+    assert version_of(spec) == version
+
+
+def test_an_engine_that_is_in_no_package_has_no_version(monkeypatch):
+    table(monkeypatch, "pagedkv.engines.torch_paged:TorchPagedAttention", "nosuchengine.core")
+    assert version_of("engine") is None
+
+
+def test_the_package_with_the_engine_s_name_tells_its_version(monkeypatch):
+    found = {"engine": ["aaa-kernels", "engine"]}
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: found)
+    monkeypatch.setattr(metadata, "version", {"engine": "2.1"}.__getitem__)
+    table(monkeypatch, "pagedkv.engines.torch_paged:TorchPagedAttention", "engine.core")
+    assert version_of("engine") == "engine 2.1"
 
 
 def test_a_pair_is_two_targets_and_its_name_resolves_to_it():
@@ -147,12 +187,12 @@ def test_the_probe_finds_a_common_block_size_where_a_function_declares_nothing(f
 
 def test_an_unknown_name_gets_the_nearest_known_one():
     line = line_of("refrence")
-    assert "did you mean reference?" in line
+    assert "did you mean reference or " in line
     assert "module:attribute" in line
 
 
 def test_a_name_like_no_other_gets_all_known_ones():
-    assert "built in are reference, array, torch" in line_of("zzz")
+    assert "built in are reference, array, reference-shared, " in line_of("zzz")
 
 
 def test_a_bare_module_of_the_current_folder_gets_the_form_to_write(folder):
@@ -366,3 +406,17 @@ def test_an_engine_that_changed_gets_the_line_that_installs_the_tested_one(monke
     line = line_of("engine")
     assert "module pagedkv.reference has no attribute Gone" in line
     assert line.endswith("; install it with: pip install engine==1")
+
+
+def test_what_a_namespace_inside_a_package_needs_is_found_without_importing_it(
+    tmp_path, monkeypatch
+):
+    there = tmp_path / "engine_here" / "srt" / "memory"
+    there.mkdir(parents=True)
+    (tmp_path / "engine_here" / "__init__.py").write_text("raise SystemExit", encoding="utf-8")
+    (there / "pool.py").write_text("raise SystemExit", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    row = Builtin("engine", "x:X", "An engine.", "engine_here.srt.memory.pool", "pip install it")
+    assert row.installed
+    assert not replace(row, needs="engine_here.srt.memory.none").installed
+    assert not replace(row, needs="engine_here.srt.none.pool").installed

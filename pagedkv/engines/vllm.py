@@ -1,0 +1,152 @@
+"""vLLM's `KVCacheManager`, prefix caching off or on.
+
+What vLLM's `Scheduler` does around the manager is done here: a sampled token is appended to the
+engine's request before its slot is asked for, and waits there after a refusal; the number of
+computed tokens is kept. Block 0, the null block, comes on top of the usable ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from typing import SupportsIndex
+
+import torch
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
+
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request as EngineRequest
+
+from pagedkv.declarations import NOT_TRIED, Declarations, Returns
+from pagedkv.engines.vllm_blockpool import ids, pool_key, show
+from pagedkv.protocol import Request, Snapshot, as_int
+
+SAMPLING = SamplingParams(max_tokens=1)
+LONGEST = 1 << 20  # `max_model_len`: no history is that long, so no request is cut
+init_none_hash(sha256)
+
+
+class VllmManager:
+    """`KVCacheManager` with full attention; sizes > 0, else ValueError.
+
+    With `caching`, each handle has contents of its own, told apart by their salt, so that no
+    request hits what another wrote; a resumed one hits what it left behind.
+    """
+
+    declares = Declarations(
+        out_of_blocks=(Returns(None),),
+        wrong_use=NOT_TRIED,
+        engine=True,
+        because={
+            "out_of_blocks": "KVCacheManager.allocate_slots: 'Cannot allocate new blocks'",
+            "wrong_use": "KVCacheManager.allocate_slots and free promise nothing about it",
+            "engine": "a copy of KVCacheManager takes some 400 microseconds",
+        },
+    )
+
+    def __init__(
+        self,
+        num_blocks: SupportsIndex,
+        block_size: SupportsIndex,
+        head_dim: SupportsIndex,
+        *,
+        caching: bool = False,
+    ) -> None:
+        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
+        self.block_size = as_int("block_size", block_size, minimum=1)
+        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+        spec = FullAttentionSpec(
+            block_size=self.block_size, num_kv_heads=1, head_size=self.head_dim, dtype=torch.float32
+        )
+        config = KVCacheConfig(self.num_blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)])
+        self._engine = KVCacheManager(
+            config, LONGEST, self.block_size, self.block_size, enable_caching=caching
+        )
+        self._hasher = get_request_block_hasher(self.block_size, sha256) if caching else None
+        self._contents = 0
+        # The newest engine request of every handle that was ever granted blocks.
+        self._requests: dict[Request, EngineRequest] = {}
+
+    def allocate_for_prefill(self, req: Request) -> KVCacheBlocks | None:
+        known = self._requests.get(req)
+        request = EngineRequest(
+            str(req.request_id),
+            req.tokens[: req.seq_len],
+            SAMPLING,
+            None,
+            arrival_time=0.0,
+            cache_salt=str(self._contents) if known is None else known.cache_salt,
+            block_hasher=self._hasher,
+        )
+        hits, computed, _ = self._engine.get_computed_blocks(request)
+        granted = self._engine.allocate_slots(request, req.seq_len - computed, computed, hits)
+        if granted is not None:
+            self._contents += known is None
+            others = {r: q for r, q in self._requests.items() if r.request_id != req.request_id}
+            self._requests = {**others, req: request}
+            self._grow(req, req.seq_len)
+        return granted
+
+    def allocate_for_decode(self, req: Request) -> KVCacheBlocks | None:
+        request = self._requests[req]
+        if request.num_tokens == req.seq_len:  # else one waits since it was refused its slot
+            request.append_output_token_ids(req.tokens[-1])
+        granted = self._engine.allocate_slots(request, 1)
+        if granted is not None:
+            self._grow(req, req.seq_len + 1)
+        return granted
+
+    def _grow(self, req: Request, seq_len: int) -> None:
+        req.seq_len = self._requests[req].num_computed_tokens = seq_len
+        (req.block_table,) = self._engine.get_block_ids(str(req.request_id))
+
+    def release_request(self, req: Request) -> None:
+        request = self._requests[req]
+        self._engine.free(request)
+        request.num_computed_tokens = 0
+        req.block_table = []
+
+    def snapshot(self) -> Snapshot:
+        lengths = {r.request_id: q.num_computed_tokens for r, q in self._requests.items()}
+        (group,) = self._engine.coordinator.single_type_managers
+        return show(
+            self._engine.block_pool,
+            {int(name): table for name, table in group.req_to_blocks.items()},
+            {name: seq_len for name, seq_len in lengths.items() if seq_len},
+        )
+
+    def state_key(self, names: Mapping[int, int]) -> Hashable:
+        """Everything later answers depend on, requests called by `names`."""
+        (group,) = self._engine.coordinator.single_type_managers
+        known = [
+            (names[r.request_id], q) for r, q in self._requests.items() if r.request_id in names
+        ]
+        labels = {key: (name, i) for name, q in known for i, key in enumerate(q.block_hashes)}
+        return (
+            tuple(
+                sorted(
+                    (name, q.num_tokens, q.num_computed_tokens)
+                    for name, q in known
+                    if q.num_computed_tokens
+                )
+            ),
+            tuple(
+                (names.get(int(name), -1), group.num_cached_block.get(name), *ids(table))
+                for name, table in sorted(
+                    group.req_to_blocks.items(), key=lambda item: names.get(int(item[0]), -1)
+                )
+            ),
+            *pool_key(self._engine.block_pool, labels),
+        )
+
+
+def caching_manager(
+    num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
+) -> VllmManager:
+    """`VllmManager` with prefix caching; sizes > 0, else ValueError."""
+    return VllmManager(num_blocks, block_size, head_dim, caching=True)
