@@ -143,7 +143,7 @@ MERGE_PERIOD = 4093
 def _kind(command: Command) -> tuple[object, ...]:
     """What sort of command it is: all of it but the numbers."""
     values = (getattr(command, f.name) for f in fields(command))
-    return (command.op, *(value for value in values if not isinstance(value, int)))
+    return (command.op, *(value for value in values if not isinstance(value, int | tuple)))
 
 
 class _Search:

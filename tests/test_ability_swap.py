@@ -52,6 +52,18 @@ def test_going_out_needs_the_blocks_of_its_tokens_in_the_second_pool():
     assert type(SwapIn(0).expect(OUT, WITHIN)) is Grant
 
 
+def test_lookahead_may_go_out_and_come_in_too():
+    ahead = able("swap", host=4, lookahead=1)
+    live = after(ahead, Prefill(0, 3))
+    out = after(ahead, SwapOut(0), start=live)
+    assert HostGrant(2, 3) == SwapOut(0).expect(live, ahead)
+    assert Grant(2, 3) == SwapIn(0).expect(out, ahead)
+    for held, free in (((0, 1), (2, 3)), ((0, 1, 2), (3,))):
+        assert judge_host(seen(ahead, out, {}, swapped={0: held}, host_free=free)) is HOLDS
+    many = seen(ahead, out, {}, swapped={0: (0, 1, 2, 3)}, host_free=())
+    assert message(judge_host(many)) == "request 0 holds 4 != 2 block(s) of the second pool"
+
+
 def test_what_goes_out_and_comes_in_is_the_same():
     assert {0: IN.live[0]} == OUT.swapped
     assert list(OUT.live) == [1]

@@ -270,8 +270,9 @@ def test_what_a_prompt_finds_is_not_written_and_so_must_be_right():
 def test_the_null_block_is_never_free_and_never_reused():
     here = world(SharedKVCacheManager.configured("window", "append", window=1), 3, 1)
     moved(here, Prefill(0, 2), Decode(0), Release(0))
-    assert here.apply(Prefill(0, 3)).reused == {0, 1}
-    assert here.state.seen.held == {0, 1, 2}
+    assert here.apply(Prefill(0, 2)).reused == {0, 1}
+    assert here.apply(Decode(0)).reused == frozenset()
+    assert here.state.seen.held == {-1, 0}
 
 
 # ---------------------------------------------------------------- keys and names
