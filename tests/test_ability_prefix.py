@@ -322,6 +322,17 @@ def test_lookahead_may_need_one_more():
     last = {"free_blocks": (2,)}
     assert judge_counted(refused(Prefill(1, 5), BOTH, within=ahead, **last)) is HOLDS
     assert judge_counted(refused(Prefill(1, 5), BOTH, **last)) is not HOLDS
+    none = {"within": ahead, "free_blocks": ()}
+    assert judge_counted(admitted(Prefill(1, 5), (0, 1, 2), BOTH, **none)) is not HOLDS
+
+
+def test_a_request_that_grows_may_have_what_it_needs_by_lookahead():
+    ahead = able("prefix", "truncate", "append", lookahead=1)
+    first = seen(ahead, CUT, HELD, index={"a": 0}, free_blocks=())
+    grown = seen(ahead, after(ahead, Decode(0), start=CUT), HELD, free_blocks=())
+    assert judge_counted(step(Decode(0), first, grown)) is HOLDS
+    more = seen(ahead, after(ahead, Append(0, 3), start=CUT), HELD, free_blocks=())
+    assert judge_counted(step(Append(0, 3), first, more)) is not HOLDS
 
 
 # ---------------------------------------------------------------- a tail cut out of a block

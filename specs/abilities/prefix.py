@@ -234,7 +234,8 @@ def _judge_fit(
             return HOLDS
         relation = f"refused as out of blocks: needed({needed}) <= available({available})"
     else:
-        if needed - declared.lookahead <= available:
+        grows = step.command.request in step.before.model.live  # and may have what it needs
+        if needed - declared.lookahead * grows <= available:
             return HOLDS
         relation = f"granted: needed({needed}) > available({available})"
     return Broken(f"{step.command} {relation}, for {why}", blocks, (step.command.request,))
