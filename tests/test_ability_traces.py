@@ -167,7 +167,7 @@ def ending(factory, commands, seed):
     """The commands behind noise, by names that the noise has not."""
     history = noise(factory, 50, seed)
     free = 1 + max((command.request for command in history), default=0)
-    over = [Release(r) for r in make_after(factory, history)]
+    over: list[Command] = [Release(r) for r in make_after(factory, history)]
     names = {r: free + 2 * r for r in range(9)}
     opened = sum(isinstance(c, GroupBegin) for c in history)
     closed = sum(isinstance(c, GroupEnd) for c in history)

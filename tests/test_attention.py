@@ -82,7 +82,8 @@ def test_forks_hits_and_swaps_are_read_as_they_were_written(factory, dtype):
         assert step.granted, step.outcome
         runner.follow(step)
         assert runner.differences() == []
-    assert world.manager.cached_tokens(world.handles[3]) == 4
+    manager: Any = world.manager
+    assert manager.cached_tokens(world.handles[3]) == 4
 
 
 # ---------------------------------------------------------------- planted faults

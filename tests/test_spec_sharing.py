@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from able import able, after, seen
@@ -44,7 +46,7 @@ def test_rejects_blocks_that_are_in_two_places_or_in_none(there, words):
 
 
 def test_withheld_blocks_stand_in_the_equation_where_there_may_be_some():
-    lost = {"free_blocks": (1,)}
+    lost: dict[str, Any] = {"free_blocks": (1,)}
     outside = message(judge_conserved(seen(GROUPED, ONE, {0: (0,)}, **lost)))
     inside = message(judge_conserved(seen(GROUPED, ONE, {0: (0,)}, withheld={2}, **lost)))
     assert outside.startswith("free(1) + held(1) + cached(0) != usable(4)")
@@ -52,7 +54,7 @@ def test_withheld_blocks_stand_in_the_equation_where_there_may_be_some():
 
 
 def test_a_counter_without_a_list_counts_no_withheld_block():
-    hidden = {"free_blocks": None, "withheld": {2}}
+    hidden: dict[str, Any] = {"free_blocks": None, "withheld": {2}}
     assert judge_counted(seen(GROUPED, ONE, {0: (0,)}, num_free=2, **hidden)) is HOLDS
     wrong = judge_counted(seen(GROUPED, ONE, {0: (0,)}, num_free=3, **hidden))
     assert message(wrong) == "num_free = 3 != 2 = usable - held - pending"
@@ -68,7 +70,7 @@ def test_withheld_blocks_are_not_there_to_be_handed_out():
 
 
 EVICTS = able("prefix", evicts_cached=True)
-BASE = {"cached": {2, 3}, "index": {"a": 2, "b": 3}, "free_blocks": (0, 1)}
+BASE: dict[str, Any] = {"cached": {2, 3}, "index": {"a": 2, "b": 3}, "free_blocks": (0, 1)}
 
 
 def refused(within, **now):
@@ -77,7 +79,7 @@ def refused(within, **now):
     return judge_unchanged(step(Prefill(0, 9), before, after_it, outcome=OOM))
 
 
-EVICTED = {"cached": {3}, "index": {"b": 3}, "free_blocks": (0, 1, 2)}
+EVICTED: dict[str, Any] = {"cached": {3}, "index": {"b": 3}, "free_blocks": (0, 1, 2)}
 
 
 def test_accepts_a_refusal_that_evicts_only_where_that_is_declared():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -187,7 +188,8 @@ def test_what_is_asked_and_answered_stands_in_the_step():
 
 
 def test_nothing_is_asked_where_that_is_not_tried():
-    here = World(alike.Asking, Geometry(1, 1), requests=1)
+    factory: Any = alike.Asking
+    here = World(factory, Geometry(1, 1), requests=1)
     assert here.apply(Prefill(0, 1)).asked is None
 
 
