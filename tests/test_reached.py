@@ -8,6 +8,7 @@ from faults import SHOWN, TINY
 from pagedkv import KVCacheManager
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release, Resume
 from pagedkv.specs.catalogue import PROPERTIES
+from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.campaign import run_campaign
@@ -60,7 +61,8 @@ def test_a_pool_outside_the_scope_counts_nothing(whole):
 
 
 def test_every_history_together_comes_through_everything(whole):
-    histories, todo = [], [((), world(TWO))]
+    histories = list[tuple[Command, ...]]()
+    todo: list[tuple[tuple[Command, ...], World]] = [((), world(TWO))]
     while todo:
         history, here = todo.pop()
         histories.append(history)
