@@ -16,6 +16,7 @@ import click
 from pagedkv import __version__
 from pagedkv.commands.check import check
 from pagedkv.commands.explore import explore
+from pagedkv.commands.join import join
 from pagedkv.commands.replay import replay
 from pagedkv.commands.score import score
 from pagedkv.commands.shrink import shrink
@@ -59,5 +60,5 @@ def pagedkv() -> None:
     """
 
 
-for command in (check, explore, replay, score, shrink, targets):
+for command in (check, explore, join, replay, score, shrink, targets):
     pagedkv.add_command(command)

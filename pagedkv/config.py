@@ -16,6 +16,10 @@
     [tool.pagedkv.expected-failures."mymodule:MyManager"]  # of one target
     conservation = "issue 13"
 
+    [tool.pagedkv.tolerances."mymodule:MyManager"]  # Declarations over its own, see tolerances.py
+    late_calls = 2
+    because = { late_calls = "MyManager.flush" }
+
 Whatever can't be what was meant is an error: a setting that is misspelt would change nothing, and
 nobody would see it.
 """
@@ -42,6 +46,7 @@ KEYS = (
     "isolate",
     "faults",
     "expected-failures",
+    "tolerances",
 )
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -55,7 +60,8 @@ class Config:
     """What `[tool.pagedkv]` says; None or empty is what it does not say.
 
     expected_failures: property id -> reason, of every target. expected_of: the same, of the target
-    that is named. traces: a folder; a relative one is meant from the file's own.
+    that is named. traces: a folder; a relative one is meant from the file's own. tolerances: by
+    the name of a target, fields of `Declarations` over what it declares itself.
     """
 
     targets: tuple[str, ...] = ()
@@ -68,6 +74,7 @@ class Config:
     faults: bool = False
     expected_failures: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     expected_of: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: _NOTHING)
+    tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NOTHING)
 
     def expected(self, target: str) -> dict[str, str]:
         """The known failures of one target, property id -> reason; changes nothing."""
@@ -133,6 +140,7 @@ class _Reader:
             faults=self._flag(table, "faults"),
             expected_failures=for_all,
             expected_of=of_one,
+            tolerances=self._tolerances(table.get("tolerances", {}), targets),
         )
 
     def _bad(self, key: str, what: str) -> NoReturn:
@@ -210,6 +218,30 @@ class _Reader:
                 self._reason(f"expected-failures of {name}", prop, reason)
             of_one[name] = value
         return for_all, of_one
+
+    def _tolerances(self, table: object, targets: tuple[str, ...]) -> dict[str, Mapping[str, Any]]:
+        """What is declared for single targets."""
+        if table == {}:
+            return {}
+        from pagedkv.declarations import Declarations
+        from pagedkv.targets import singles
+        from pagedkv.tolerances import BadTolerance, over
+
+        if not isinstance(table, dict):
+            self._bad("tolerances", f"= {table!r} must be a table for each target")
+        known = {name: None for target in targets for name in singles(target)}
+        for name, fields in table.items():
+            if not isinstance(fields, dict):
+                due = f'must be a table, like [tool.pagedkv.tolerances."{name}"]'
+                self._bad("tolerances", f"{name} = {fields!r} {due}")
+            if known and name not in known:
+                near = nearest(name, known)
+                self._bad("tolerances", f"names {name!r}, which is none of targets; {near}")
+            try:
+                over(Declarations(), fields, importing=False)
+            except BadTolerance as error:
+                self._bad(f"tolerances of {name}:", str(error))
+        return table
 
     def _reason(self, key: str, name: str, reason: object) -> None:
         self._check_id(key, name)

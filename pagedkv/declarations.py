@@ -6,7 +6,7 @@ ever decided by a target's name.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Set
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import Literal
@@ -74,8 +74,8 @@ class Declarations:
     keeps_duplicates: of two blocks with the same content, one may be cached and found though a
         live request holds the other.
     evicts_cached: a refusal may evict cached blocks.
-    window: how many tokens back a request reads; None is all. null_block: what stands in a table
-        for a block that went back; None: the table is shortened.
+    window: how many tokens back a request reads; None is all.
+    null_block: what stands in a table for a block that the window left behind.
     meaningless: fields of hidden state that change nothing ("attribute" or "Class.attribute"),
         each with the reason; they are left out of the state key.
     """
@@ -94,7 +94,7 @@ class Declarations:
     max_blocks: int | None = None
     pool_multiple: int = 1
     engine: bool = False
-    abilities: frozenset[AbilityName] = frozenset()
+    abilities: Set[AbilityName] = frozenset()
     forks_eagerly: bool = False
     publishes_at_once: bool = False
     keeps_duplicates: bool = False

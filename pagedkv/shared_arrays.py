@@ -305,3 +305,9 @@ class SharedArrayKVCacheManager(SharedViews):
         here = self._take(plan, len(held.blocks), req.request_id)
         plan.host_pushed = held.blocks[::-1]
         return plan, held, here
+
+
+WindowArrayKVCacheManager = SharedArrayKVCacheManager.configured(
+    "append", "ask", "group", "window", window=2
+)
+"""The one that reads two tokens back."""

@@ -207,3 +207,7 @@ class SharedKVCacheManager(SharedPlans):
                 f"{who}: their tokens or extra keys differ, {req.tokens} under {req.extra_key!r} "
                 f"and {child.tokens} under {child.extra_key!r}; make the child with its parent's"
             )
+
+
+WindowKVCacheManager = SharedKVCacheManager.configured("append", "ask", "group", "window", window=2)
+"""The one that reads two tokens back."""

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from pagedkv.stateful.reports.sarif import Place, Source
 from pagedkv.targets import EXEC, ISOLATE, Pair, Target
+from pagedkv.tolerances import Tolerant
 
 
 def places_of(target: Target | Pair, *, isolated: bool = False) -> Sequence[Place]:
@@ -41,8 +42,8 @@ def _source(target: Target, *, isolated: bool) -> Source | None:
 
 def _of_object(factory: Callable[..., object]) -> tuple[Path, int] | None:
     """Where a class or a function stands, as Python knows it."""
-    while isinstance(factory, partial):
-        factory = factory.func
+    while isinstance(factory, partial | Tolerant):
+        factory = factory.func if isinstance(factory, partial) else factory.factory
     written = factory if inspect.isroutine(factory) or isinstance(factory, type) else type(factory)
     try:
         file = inspect.getsourcefile(written)

@@ -34,22 +34,32 @@ class Suite:
 
     campaign: Campaign
     expected: Mapping[str, str]
-    _own: dict[str, Mapping[str, Outcome]] = field(default_factory=dict)
+    _own: dict[str, _Ran] = field(default_factory=dict)
 
     def checks(self) -> dict[str, Check]:
         """Every check by its id; runs nothing."""
         return {name: Check(name, self, self.expected.get(name)) for name in self.campaign.ids()}
 
-    def outcome(self, name: str) -> Outcome:
-        """What came of one check, from the campaign, which the first call runs."""
+    def outcome(self, name: str) -> Outcome | ToldBy:
+        """What came of one check, from the campaign, which the first call runs.
+
+        Where that could not be run, it is said by one check, the first that asks, not by each.
+        """
         config = plugin.RUNNING[-1] if plugin.RUNNING else None
         done = self._own if config is None else config.stash.setdefault(_DONE, {})
         key = self.campaign.key()
         if key not in done:
             done[key] = self._run(config, key)
-        return done[key][name]
+        ran = done[key]
+        if ran.refused:
+            folder = None if config is None else _shared(config)
+            if not ran.teller:
+                ran.teller = name if folder is None else _first(folder, key, name)
+            if ran.teller != name:
+                return ToldBy(ran.teller)
+        return ran.outcomes[name]
 
-    def _run(self, config: pytest.Config | None, key: str) -> Mapping[str, Outcome]:
+    def _run(self, config: pytest.Config | None, key: str) -> _Ran:
         folder = None if config is None else _shared(config)
         ours = True
         if folder is None:
@@ -58,13 +68,36 @@ class Suite:
             value, ours = once(folder, key, self.campaign.run, self._died)
         if ours and config is not None:
             config.stash.setdefault(plugin.TOLD, []).append(value["summary"])
-        return {name: Outcome(*outcome) for name, outcome in value["outcomes"].items()}
+        outcomes = {name: Outcome(*outcome) for name, outcome in value["outcomes"].items()}
+        return _Ran(outcomes, refused="refused" in value)
 
     def _died(self, how: str) -> dict[str, Any]:
         return self.campaign.failed(f"the campaign came to no end: {how}")
 
 
-_DONE = pytest.StashKey[dict[str, Mapping[str, Outcome]]]()
+@dataclass(slots=True)
+class _Ran:
+    """A campaign's outcomes. refused: it could not be run, which the check `teller` says."""
+
+    outcomes: Mapping[str, Outcome]
+    refused: bool
+    teller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldBy:
+    """The campaign could not be run, and the check of this id says so."""
+
+    id: str
+
+
+_DONE = pytest.StashKey[dict[str, _Ran]]()
+
+
+def _first(folder: Path, key: str, name: str) -> str:
+    """The check that is the first to ask, of all workers."""
+    teller, _ = once(folder, f"{key}-teller", lambda: name, lambda _: name)
+    return str(teller)
 
 
 def _shared(config: pytest.Config) -> Path | None:
@@ -89,7 +122,10 @@ class Check:
 
     def __call__(self) -> None:
         __tracebackhide__ = True
-        tell(self.suite.outcome(self.id), self.expected)
+        outcome = self.suite.outcome(self.id)
+        if isinstance(outcome, ToldBy):
+            pytest.skip(f"it could not be run: see {outcome.id}")
+        tell(outcome, self.expected)
 
 
 # ---------------------------------------------------------------- from settings to suites
@@ -126,6 +162,7 @@ def _suite(
         isolate=config.isolate,
         faults=config.faults,
         traces=None if traces is None else Path.cwd() / traces,
+        tolerances=config.tolerances,
     )
     if expected is None:
         ids = campaign.ids()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ class Campaign:
     isolate: bool
     faults: bool
     traces: Path | None
+    tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -58,6 +59,7 @@ class Campaign:
             properties=self.properties,
             isolate=self.isolate,
             faults=self.faults,
+            tolerances=self.tolerances,
         )
 
     def ids(self) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ class Campaign:
             report = self._report(options)
             hints = self._written(report)
         except Refused as error:
-            return self.failed(error.message)
+            return {**self.failed(error.message), "refused": True}
         (target,) = report.targets
         found = outcomes_of(target, PROFILES[self.profile], hints, self.ids())
         return self._told(found, _summary(target, options))
@@ -89,7 +91,8 @@ class Campaign:
         from pagedkv.stateful.explorer import INTERRUPTED
 
         if isinstance(self.target, str):
-            report = check_targets(resolve_all([self.target], isolate=self.isolate), options)
+            chosen = resolve_all([self.target], self.tolerances, isolate=self.isolate)
+            report = check_targets(chosen, options)
         else:
             report = check(
                 self.target,
@@ -98,6 +101,7 @@ class Campaign:
                 budget=options.budget,
                 properties=options.properties,
                 faults=options.faults,
+                tolerances=options.tolerances,
             )
         (target,) = report.targets
         ends = f"{target.reason}; {target.coverage.stopped}".split("; ")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import shlex
 import shutil
 import sys
@@ -25,6 +26,7 @@ from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.world import World
+from pagedkv.tolerances import NONE, BadTolerance, Table, Tolerances, table_of, tolerant
 
 if TYPE_CHECKING:
     from pagedkv.driver.client import Driver
@@ -57,25 +59,40 @@ class Pair:
         return f"{self.left.name}+{self.right.name}"
 
 
-def default_targets() -> tuple[Target | Pair, ...]:
+def default_targets(tolerances: Tolerances = NONE) -> tuple[Target | Pair, ...]:
     """The targets of a run that names none: reference and array, each and in lockstep."""
-    reference, array = _resolve_one("reference"), _resolve_one("array")
+    reference, array = (_resolve_one(name, tolerances) for name in ("reference", "array"))
     return reference, array, Pair(reference, array)
 
 
-def resolve(spec: str) -> Target | Pair:
+def resolve(spec: str, tolerances: Tolerances = NONE) -> Target | Pair:
     """The target that `spec` names: a built-in, `module:attribute`, `exec:COMMAND`, or two
     joined by `+`.
 
     Imports the module with the current folder on the path, where it stays, or starts the program,
-    and makes one manager to see whether it can be driven. Raises BadTarget.
+    and makes one manager to see whether it can be driven. tolerances: what is said of targets over
+    what they declare. Raises BadTarget.
     """
-    return _resolved(spec, _resolve_one)
+    return _resolved(spec, lambda name: _resolve_one(name, tolerances))
 
 
-def isolated(spec: str) -> Target | Pair:
+def isolated(spec: str, tolerances: Tolerances = NONE) -> Target | Pair:
     """The same target, in a process of its own, where it may also die. Raises BadTarget."""
-    return _resolved(spec, lambda name: _resolve_one(name if is_apart(name) else ISOLATE + name))
+    return _resolved(
+        spec, lambda name: _resolve_one(name if is_apart(name) else ISOLATE + name, tolerances)
+    )
+
+
+def singles(spec: str) -> list[str]:
+    """The names of the targets of a pair, or of the one; changes nothing."""
+    return _split(spec)
+
+
+def version_of(spec: str) -> str | None:
+    """The engines that `spec` names and their versions; None if it names none. Imports nothing."""
+    names = {name.removeprefix(ISOLATE) for name in _split(spec)}
+    versions = [b.version for b in BUILTINS if b.name in names]
+    return ", ".join(filter(None, versions)) or None
 
 
 def is_apart(spec: str) -> bool:
@@ -108,8 +125,11 @@ def _resolved(spec: str, resolve_one: Callable[[str], Target]) -> Target | Pair:
     return Pair(replace(first, name=names[0]), replace(second, name=names[1]))
 
 
-def verified(name: str, factory: Any) -> Target:
-    """The target, once its factory has made a manager that can be driven. Raises BadTarget."""
+def verified(name: str, factory: Any, table: Table | None = None) -> Target:
+    """The target, once its factory has made a manager that can be driven. Raises BadTarget.
+
+    table: declarations over its own.
+    """
     if not callable(factory):
         what = f"is of type {type(factory).__name__}, not a callable"
         if all(callable(getattr(factory, method, None)) for method in METHODS):
@@ -117,11 +137,16 @@ def verified(name: str, factory: Any) -> Target:
         _bad(name, f"{what}; {_A_TARGET}")
     _check_signature(name, factory)
     try:
+        factory = tolerant(factory, table)
         _probe(factory)
     except KeyboardInterrupt:
         raise
+    except BadTolerance as error:
+        _bad(name, f"[tool.pagedkv] tolerances: {error}", error)
     except CannotDrive as error:
         cause = error.__cause__ or error
+        if isinstance(cause, BadTolerance):
+            _bad(name, f"[tool.pagedkv] tolerances: {cause}", error)
         about_size = isinstance(error.__cause__, ValueError)
         hint = "; declares says which sizes a target can have" if about_size else ""
         _bad(name, f"{_one_line(error)}{_at(cause)}{hint}", error)
@@ -133,14 +158,15 @@ def verified(name: str, factory: Any) -> Target:
 _A_TARGET = "a target is a callable (num_blocks, block_size, head_dim) -> manager"
 
 
-def _resolve_one(spec: str) -> Target:
+def _resolve_one(spec: str, tolerances: Tolerances = NONE) -> Target:
+    table = table_of(spec, tolerances)
     if spec.startswith(EXEC):
-        return _program(spec)
+        return _program(spec, table)
     if spec.startswith(ISOLATE):
-        return _isolated(spec)
+        return _isolated(spec, table)
     builtin = next((builtin for builtin in BUILTINS if builtin.name == spec), None)
     if builtin is not None:
-        return _resolve_builtin(builtin)
+        return _resolve_builtin(builtin, table)
     module_name, colon, attribute = spec.partition(":")
     if not colon:
         near = _near(spec, [builtin.name for builtin in BUILTINS])
@@ -152,13 +178,16 @@ def _resolve_one(spec: str) -> Target:
         name = Path(module_name).stem or "mymodule"
         _bad(spec, f"name the module as an import does, like {name}:{attribute or 'MyManager'}")
     module = _import(spec, module_name)
-    return verified(spec, _attribute(spec, module, attribute))
+    return verified(spec, _attribute(spec, module, attribute), table)
 
 
-def _program(spec: str) -> Target:
+def _program(spec: str, table: Table | None) -> Target:
     """A program that speaks the line protocol, started in the current folder."""
     from pagedkv.driver.client import Driver
 
+    if table is not None and "out_of_blocks" in table:
+        what = "a program says out_of_blocks by the outcome of that name"
+        _bad(spec, f"[tool.pagedkv] tolerances: {what}; leave that out")
     try:
         command = shlex.split(spec.removeprefix(EXEC))
     except ValueError as error:
@@ -169,19 +198,22 @@ def _program(spec: str) -> Target:
         there = Path(command[0]).exists()
         why = "is not executable; try chmod +x" if there else "is no program, here or on the PATH"
         _bad(spec, f"{command[0]} {why}")
-    return _verified(spec, Driver(command))
+    return _verified(spec, Driver(command), table)
 
 
-def _verified(spec: str, driver: Driver) -> Target:
+def _verified(spec: str, driver: Driver, table: Table | None = None) -> Target:
     """The target of a driver that makes a manager; no process of it is left waiting."""
     try:
-        return verified(spec, driver)
+        return verified(spec, driver, table)
     finally:
         driver.close()
 
 
-def _isolated(spec: str) -> Target:
-    """A Python target in a process of its own, which says whatever is wrong with it."""
+def _isolated(spec: str, table: Table | None) -> Target:
+    """A Python target in a process of its own, which says whatever is wrong with it.
+
+    table: applied there, since that process tells how blocks ran out.
+    """
     from pagedkv.driver.client import Driver
     from pagedkv.driver.history import CantBeHad
 
@@ -189,7 +221,8 @@ def _isolated(spec: str) -> Target:
     if not name or name.startswith((EXEC, ISOLATE)):
         _bad(spec, f"isolates nothing; give a Python target, like {ISOLATE}mymodule:MyManager")
     seconds = 30.0  # unlike the author of a driver, nobody has thought about how long it takes
-    command = (sys.executable, "-m", "pagedkv.driver.server", name)
+    told = () if table is None else (json.dumps(dict(table)),)
+    command = (sys.executable, "-m", "pagedkv.driver.server", name, *told)
     try:
         return _verified(spec, Driver(command, seconds=seconds))
     except BadTarget as error:
@@ -200,7 +233,7 @@ def _isolated(spec: str) -> Target:
         raise
 
 
-def _resolve_builtin(builtin: Builtin) -> Target:
+def _resolve_builtin(builtin: Builtin, table: Table | None) -> Target:
     if not builtin.installed:
         _bad(
             builtin.name,
@@ -209,7 +242,7 @@ def _resolve_builtin(builtin: Builtin) -> Target:
     module_name, _, attribute = builtin.where.partition(":")
     try:
         value = _attribute(builtin.name, _import(builtin.name, module_name), attribute)
-        return verified(builtin.name, value)
+        return verified(builtin.name, value, table)
     except BadTarget as error:
         raise BadTarget(f"{error}; install it with: {builtin.install}") from error
 

@@ -21,6 +21,7 @@ from pagedkv.stateful.report import (
     Counterexample,
     Coverage,
     OneMinimal,
+    Part,
     Proof,
     Shortest,
     TargetReport,
@@ -38,6 +39,7 @@ from pagedkv.stateful.searches import (
 )
 from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.target import CannotDrive
+from pagedkv.stateful.trust import System
 from pagedkv.stateful.verdict import Evidence, judge_target
 
 
@@ -94,6 +96,7 @@ class _Campaign:
             unfinished=randomly.trouble or unfinished(explored, plan.profile.depth),
             expected=plan.expected,
             doubted={UNDER_FAULT.id: injected.trouble} if injected and injected.trouble else {},
+            shard=plan.shard is not None,
         )
         verdict, reason, results = judge_target(evidence)
         return TargetReport(
@@ -102,9 +105,10 @@ class _Campaign:
             reason=reason,
             properties=results,
             counterexamples=tuple(examples),
-            coverage=self._coverage(explored, randomly.steps),
+            coverage=self._coverage(explored, randomly.steps, evidence.unseen()),
             seconds=monotonic() - self._start,
             injection=injected.injection if injected else None,
+            tolerances=self._subject.tolerances,
         )
 
     def _injected(self, found: Mapping[str, Found], explored: list[Exploration]) -> Injected | None:
@@ -140,20 +144,45 @@ class _Campaign:
 
     def _proven(self, found: Found, explored: list[Exploration]) -> Counterexample:
         """The counterexample of one property, over the fixed scope where that can be searched."""
-        scope = self._searches.scopes[0]
-        if scope.name != "fixed" and not interrupted(explored):
-            name = found.violation.property.id
-            seconds = max(self._searches.left(), 0.5 * self._plan.seconds)
-            limits = Limits(hard_seconds=seconds, depth=len(found.commands), enough={name})
-            fixed = self._searches.explore(fixed_scope(self._searches.declared), limits)
-            found = min((found, fixed.found.get(name, found)), key=order)
-            explored = [fixed, *explored[1:]]
-        states = sum(exploration.states for exploration in explored)
-        short = [e for e in explored if not e.covers(len(found.commands) - 1)]
-        proof: Proof = Shortest(states)
-        if short:
-            proof = OneMinimal(f"the search of the fixed scope ended: {short[0].stopped}")
+        if not interrupted(explored):
+            found, explored = self._over_all(found, explored)
+        short = [e for e in explored if not e.proves(len(found.commands) - 1)]
+        if not short:
+            proof: Proof = Shortest(sum(exploration.states for exploration in explored))
+            return self._example(found.geometry, found.commands, found.violation, proof)
+        proof = OneMinimal(f"the search of the fixed scope ended: {short[0].stopped}")
+        if self._plan.shard is not None:
+            # Without a command it may be a history of another shard.
+            return self._cut(found, proof)
         return self._example(found.geometry, found.commands, found.violation, proof)
+
+    def _over_all(
+        self, found: Found, explored: list[Exploration]
+    ) -> tuple[Found, list[Exploration]]:
+        """Search what a proof is over, where another scope or only a shard of it was searched."""
+        name, main = found.violation.property.id, fixed_scope(self._searches.declared)
+        over = list[Exploration]()
+        for scope, exploration in zip(self._searches.scopes, explored, strict=True):
+            other = not over and scope.name != main.name
+            if other or (exploration.cuts and not exploration.proves(len(found.commands))):
+                seconds = max(self._searches.left(), 0.5 * self._plan.seconds)
+                limits = Limits(hard_seconds=seconds, depth=len(found.commands), enough={name})
+                over.append(self._searches.explore(scope if over else main, limits, whole=True))
+            else:
+                over.append(exploration)
+            found = min((shortest(over).get(name, found), found), key=order)
+        return found, over
+
+    def _cut(self, found: Found, proof: Proof) -> Counterexample:
+        """The counterexample with nothing in it that can go."""
+        case = Minimiser(
+            self._replaying,
+            self._searches.judge,
+            found.violation.property.id,
+        ).one_minimal(found.geometry, found.commands)
+        if case is None:  # it was run again when it was found
+            return self._example(found.geometry, found.commands, found.violation, proof)
+        return self._example(case.geometry, case.commands, case.violation, proof)
 
     def _random(self, found: Mapping[str, Found], explored: list[Exploration]) -> _Random:
         """Random histories of larger pools than can be exhausted."""
@@ -194,9 +223,8 @@ class _Campaign:
     def _example(
         self, geometry: Geometry, commands: tuple[Command, ...], violation: Violation, proof: Proof
     ) -> Counterexample:
-        scope = Scope("replay", (geometry,), 6, keeps_released=True, abilities=EVERY)
         example = example_of(
-            lambda: self._subject.world(scope, geometry),
+            lambda: self._replaying(geometry),
             self._searches.judge,
             geometry,
             commands,
@@ -205,21 +233,36 @@ class _Campaign:
         )
         return replace(example, expected=example.property in self._plan.expected)
 
-    def _coverage(self, explored: list[Exploration], random_steps: int) -> Coverage:
+    def _replaying(self, geometry: Geometry) -> System:
+        scope = Scope("replay", (geometry,), 6, keeps_released=True, abilities=EVERY)
+        return self._subject.world(scope, geometry)
+
+    def _coverage(
+        self, explored: list[Exploration], random_steps: int, unseen: list[str]
+    ) -> Coverage:
         stopped = [
-            f"{scope.name}: {exploration.stopped}"
+            f"{scope.words}: {exploration.stopped}"
             for scope, exploration in zip(self._searches.scopes, explored, strict=False)
             if exploration.stopped is not None
         ]
+        scope, shard, part = "; ".join(map(str, self._searches.scopes)), self._plan.shard, None
+        if shard is not None:
+            cuts = [
+                (of.name, cut)
+                for of, exploration in zip(self._searches.scopes, explored, strict=False)
+                for cut in exploration.cuts
+            ]
+            scope, part = f"shard {shard} of {scope}", Part(shard, tuple(cuts), tuple(unseen))
         return Coverage(
             states=sum(exploration.states for exploration in explored),
             transitions=sum(exploration.transitions for exploration in explored),
             depth=explored[0].depth,
             exhausted=not stopped,
-            scope="; ".join(map(str, self._searches.scopes)),
+            scope=scope,
             stopped="; ".join(stopped) or None,
             random_steps=random_steps,
             doubts=tuple(doubt for exploration in explored for doubt in exploration.doubts),
+            part=part,
         )
 
 

@@ -18,6 +18,7 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
 from pagedkv.stateful.paths import Nodes, Paths
+from pagedkv.stateful.shards import Cut, Division, Shard
 from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust, same_from_here
 
 MakeWorld = Callable[[Geometry], System]
@@ -45,7 +46,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What a search did. `stopped` is None if every state and transition was tried."""
+    """What a search did. `stopped` is None if every state and transition was tried.
+
+    cuts: the pools of which only this shard's part was searched from there on.
+    """
 
     states: int
     transitions: int
@@ -54,10 +58,11 @@ class Exploration:
     found: dict[str, Found]
     trust: Trust
     doubts: tuple[str, ...]
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def exhausted(self) -> bool:
-        """Whether every state and transition of the scope was tried."""
+        """Whether every state and transition of the scope, or of the shard, was tried."""
         return self.stopped is None
 
     @property
@@ -66,8 +71,12 @@ class Exploration:
         return self.stopped is not None and self.stopped.startswith((INTERRUPTED, VARIES))
 
     def covers(self, length: int) -> bool:
-        """Whether every history of up to `length` commands was tried."""
+        """Whether every history of up to `length` commands was tried, of the shard's if divided."""
         return self.exhausted or (self.depth >= length and not self.unreliable)
+
+    def proves(self, length: int) -> bool:
+        """Whether every history of up to `length` commands was tried, other shards' included."""
+        return self.covers(length) and all(length <= cut.depth for cut in self.cuts)
 
 
 INTERRUPTED = "interrupted"
@@ -101,8 +110,9 @@ def explore(
     new_judge: Callable[[], Judge],
     limits: Limits,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    shard: Shard | None = None,
 ) -> tuple[Exploration, Judge]:
-    """Search all histories of the scope; changes nothing but the worlds it makes.
+    """Search all histories of the scope, or a shard of them; changes nothing but its worlds.
 
     What the target offers for speed (its own key, copies) is trusted only as long as checking
     it holds; then the search starts again without.
@@ -111,7 +121,7 @@ def explore(
     trust: Trust | None = None
     start = (monotonic(), process_time())
     while True:
-        search = _Search(make, geometries, new_judge, limits, start, trust, on_progress)
+        search = _Search(make, geometries, new_judge, limits, start, trust, on_progress, shard)
         try:
             return search.run(tuple(doubts)), search.judge
         except Distrust as distrust:
@@ -151,6 +161,7 @@ class _Search:
         start: tuple[float, float],
         trust: Trust | None,
         on_progress: Callable[[Progress], None],
+        shard: Shard | None = None,
     ) -> None:
         self.judge, self._new_judge = new_judge(), new_judge
         self._limits, self._start, self._on_progress = limits, start, on_progress
@@ -158,6 +169,7 @@ class _Search:
         self.trust = make(self._geometries[0]).hooks() if trust is None else trust
         self._nodes = Nodes()
         self._paths = Paths(make, self._geometries, self._nodes, self.trust)
+        self._division = None if shard is None else Division(shard, self._geometries)
         self._known: list[set[bytes]] = [set() for _ in self._geometries]
         self._frontier = [array("l") for _ in self._geometries]
         self._next = [array("l") for _ in self._geometries]
@@ -170,7 +182,7 @@ class _Search:
         stopped: str | None = None
         try:
             self._begin()
-            while any(self._frontier):
+            while self._goes_on():
                 self._deep_enough()
                 for frontier in self._frontier:
                     for node in frontier:
@@ -192,7 +204,14 @@ class _Search:
             found=self._found,
             trust=self.trust,
             doubts=doubts,
+            cuts=() if self._division is None else self._division.cuts,
         )
+
+    def _goes_on(self) -> bool:
+        """Whether any state waits, after what is other shards' was left to them."""
+        if self._division is not None:
+            self._division.divide(self._frontier, self._nodes, self._depth)
+        return any(self._frontier)
 
     def _confirm(self, geometry: Geometry, commands: tuple[Command, ...], name: str) -> None:
         """Break the property once more, from nothing: what is reported can be run again."""

@@ -101,7 +101,7 @@ def inject(task: Task, tell: Tell, note: Note) -> Injected:
 
 
 def _telling(tell: Tell, scope: Scope) -> Callable[[Progress], None]:
-    return lambda progress: tell((f"{scope.name}, calls failing", progress))
+    return lambda progress: tell((f"{scope.words}, calls failing", progress))
 
 
 def _maker(subject: Subject, scope: Scope) -> Callable[[Geometry], World]:
@@ -124,7 +124,7 @@ def _together(task: Task, swept: list[Sweep]) -> Injection:
         whole.places = max(whole.places, counts.places)
         whole.inside |= counts.inside
         if one.stopped is not None:
-            stopped.append(f"{scope.name}: {one.stopped}")
+            stopped.append(f"{scope.words}: {one.stopped}")
     whole.stopped = "; ".join(stopped) or None
     return whole
 

@@ -9,6 +9,7 @@ from typing import Literal
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.properties import Property
 from pagedkv.stateful.profiles import Profile
+from pagedkv.stateful.shards import Shard
 
 Until = Literal["all", "first"]
 
@@ -22,7 +23,7 @@ class Plan:
     breaks something, and looks for nothing else that is broken.
     expected: known failures, property id -> reason. expected_of: further ones, of the target that
     is named. faults: calls inside the target are made to fail too, for as much time again, or half
-    of a hard budget.
+    of a hard budget. shard: of the exhaustive searches only this part is done.
     """
 
     profile: Profile
@@ -34,6 +35,7 @@ class Plan:
     expected: Mapping[str, str] = field(default_factory=dict)
     expected_of: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     faults: bool = False
+    shard: Shard | None = None
 
     def of(self, target: str) -> Plan:
         """The plan for this target, all of whose known failures are `expected`."""

@@ -46,6 +46,11 @@ class Scope:
     keeps_released: bool = False
     abilities: frozenset[AbilityName] = frozenset()
 
+    @property
+    def words(self) -> str:
+        """What people call the search of it."""
+        return "small pools, released handles kept" if self.keeps_released else "small pools"
+
     def __str__(self) -> str:
         blocks = max(geometry.num_blocks for geometry in self.geometries)
         sizes = sorted({geometry.block_size for geometry in self.geometries})

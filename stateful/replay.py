@@ -86,7 +86,8 @@ def _first_frame(world: System) -> Frame:
 def frame_of(state: State, step: Step | None) -> Frame:
     """What the pool looks like in `state`, which `step` led to; changes nothing."""
     snapshot, tables = state.seen.snapshot, state.seen.tables
-    named = sorted({*state.setting.usable, *snapshot.reserved, *state.seen.held})
+    held = state.seen.held - {state.setting.declared.null_block}
+    named = sorted({*state.setting.usable, *snapshot.reserved, *held})
     owners = {
         block: tuple(r for r in sorted(tables) for entry in tables[r] if entry == block)
         for block in named
@@ -101,4 +102,6 @@ def frame_of(state: State, step: Step | None) -> Frame:
         reserved=snapshot.reserved,
         cached=snapshot.cached,
         peer=None if step is None or step.peer is None else frame_of(step.peer.after, step.peer),
+        shares=state.setting.shares,
+        withheld=snapshot.withheld or frozenset(),
     )

@@ -10,6 +10,7 @@ from pagedkv import __version__
 from pagedkv.specs.commands import Command
 from pagedkv.specs.faults import Fault
 from pagedkv.specs.model import Geometry
+from pagedkv.stateful.shards import Cut, Shard
 
 SCHEMA = 1
 Verdict = Literal["passed", "violated", "unknown", "not_applicable"]
@@ -61,6 +62,7 @@ class Frame:
     owners: per block id, the requests whose tables name it; none for a free block.
     free: the free list in hand-out order, None where it can't be seen.
     peer: the other target's pool at this moment, where two run in lockstep.
+    shares: several tables may name one block. withheld: given back inside a group that is open.
     """
 
     command: str | None
@@ -72,6 +74,8 @@ class Frame:
     reserved: frozenset[int] = frozenset()
     cached: frozenset[int] = frozenset()
     peer: Frame | None = None
+    shares: bool = False
+    withheld: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +181,43 @@ class Injection:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Which shard was searched: what `exhausted` and `depth` then speak of.
+
+    cuts: the pools that were divided, each with the name of its scope; the others were searched
+    whole. unseen: properties that were expected to fail, and did not in this part.
+    """
+
+    shard: Shard
+    cuts: tuple[tuple[str, Cut], ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The part as the report's schema has it."""
+        return {
+            **self.shard.to_json(),
+            "cuts": [
+                {
+                    "scope": scope,
+                    "num_blocks": cut.geometry.num_blocks,
+                    "block_size": cut.geometry.block_size,
+                    "depth": cut.depth,
+                    "states": cut.states,
+                    "digest": cut.digest,
+                }
+                for scope, cut in self.cuts
+            ],
+            "unseen": list(self.unseen),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """How much was searched. `exhausted`: every state and transition of the scope.
 
     scope: words for the scope. stopped: why it was not exhausted. random_steps: steps of random
-    histories beside the search. doubts: what of the target's own was given up, and why.
+    histories beside the search. doubts: what of the target's own was given up, and why. part:
+    the shard that this is about; None is all.
     """
 
     states: int
@@ -192,6 +228,7 @@ class Coverage:
     stopped: str | None = None
     random_steps: int = 0
     doubts: tuple[str, ...] = ()
+    part: Part | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The coverage as the report's schema has it."""
@@ -204,12 +241,17 @@ class Coverage:
             "stopped": self.stopped,
             "random_steps": self.random_steps,
             "doubts": list(self.doubts),
+            **({} if self.part is None else {"shard": self.part.to_json()}),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """Everything about one target. injection: None unless failure was injected."""
+    """Everything about one target.
+
+    injection: None unless failure was injected. version: of the engine behind it, if it is known.
+    tolerances: what was declared for it, by the name of the target, over what it declares itself.
+    """
 
     target: str
     verdict: Verdict
@@ -219,17 +261,21 @@ class TargetReport:
     coverage: Coverage
     seconds: float
     injection: Injection | None = None
+    version: str | None = None
+    tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The target's report as the schema has it."""
         return {
             "target": self.target,
+            "version": self.version,
             "verdict": self.verdict,
             "reason": self.reason,
             "properties": [result.to_json() for result in self.properties],
             "counterexamples": [example.to_json() for example in self.counterexamples],
             "coverage": self.coverage.to_json(),
             **({} if self.injection is None else {"injection": self.injection.to_json()}),
+            **({"tolerances": dict(self.tolerances)} if self.tolerances else {}),
             "seconds": round(self.seconds, 3),
         }
 
@@ -239,13 +285,15 @@ class Report:
     """All targets of one run.
 
     profile, budget: how much was tried, in seconds for each target; None is another search than a
-    campaign. seed: of the random histories; None is the profile's own.
+    campaign. seed: of the random histories; None is the profile's own, or that several shards had
+    one each. shard: the one that was searched of each target; None is all.
     """
 
     targets: tuple[TargetReport, ...] = field(default=())
     profile: str | None = None
     seed: int | None = None
     budget: float | None = None
+    shard: Shard | None = None
 
     @property
     def exit_code(self) -> int:
@@ -260,6 +308,12 @@ class Report:
         """Whether every target passed."""
         return self.exit_code == 0
 
+    def to_text(self) -> str:
+        """The report, as `pagedkv check` shows it, without colours; changes nothing."""
+        from pagedkv.stateful.printed import text_of
+
+        return text_of(self)
+
     def to_json(self) -> dict[str, Any]:
         """The report, as `pagedkv check --json` writes it."""
         return {
@@ -268,5 +322,6 @@ class Report:
             "profile": self.profile,
             "seed": self.seed,
             "budget": self.budget,
+            **({} if self.shard is None else {"shard": self.shard.to_json()}),
             "targets": [target.to_json() for target in self.targets],
         }

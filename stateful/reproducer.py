@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from pagedkv.stateful.report import Counterexample
 from pagedkv.stateful.text import plain
 
 WIDTH = 88
+_NOTHING: Mapping[str, Mapping[str, object]] = MappingProxyType({})
 
 
-def pytest_function(example: Counterexample, target: str) -> str:
+def pytest_function(
+    example: Counterexample,
+    target: str,
+    tolerances: Mapping[str, Mapping[str, object]] = _NOTHING,
+) -> str:
     """Source that fails while the fault is there, and passes once it is gone; changes nothing.
 
-    It stands alone: one import, one function, and `target` by its name.
+    It stands alone: one import, one function, and `target` by its name. tolerances: what was
+    declared for it.
     """
     geometry = example.geometry
     sizes = {"num_blocks": geometry.num_blocks, "block_size": geometry.block_size}
@@ -34,6 +42,7 @@ def pytest_function(example: Counterexample, target: str) -> str:
             *(f"        {name}={value}," for name, value in sizes.items()),
             f"        property={_literal(example.property)},",
             *_fault(example),
+            *([f"        tolerances={_literal(tolerances)},"] if tolerances else []),
             "    )",
             "",
         ]
@@ -75,7 +84,7 @@ def _literal(value: object) -> str:
     match value:
         case str():
             return json.dumps(value, ensure_ascii=False)
-        case dict():
+        case Mapping():
             return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
         case list() | tuple():
             return f"[{', '.join(map(_literal, value))}]"

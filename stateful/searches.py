@@ -73,14 +73,15 @@ class Searches:
         except KeyboardInterrupt:
             return None  # the searches will hear of the next one
 
-    def explore(self, scope: Scope, limits: Limits) -> Exploration:
-        """Search one scope."""
+    def explore(self, scope: Scope, limits: Limits, *, whole: bool = False) -> Exploration:
+        """Search one scope, of which only the plan's shard unless `whole`."""
         exploration, judge = explore(
             lambda geometry: self.subject.world(scope, geometry),
             scope.geometries,
             self.judge,
             limits,
-            lambda progress: self._listener(scope.name, progress),
+            lambda progress: self._listener(scope.words, progress),
+            None if whole else self.plan.shard,
         )
         self.evaluations.update(judge.evaluations)
         return exploration

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from pagedkv.declarations import Declarations
 from pagedkv.specs.model import Geometry
@@ -16,11 +17,15 @@ from pagedkv.stateful.world import World
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked: one factory, or two in lockstep. maker: of their worlds."""
+    """What is checked: one factory, or two in lockstep. maker: of their worlds.
+
+    tolerances: what the factories declare by somebody else's word, by the name of the target.
+    """
 
     name: str
     factories: tuple[Factory, ...]
     maker: Callable[..., World] = World
+    tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def world(self, scope: Scope, geometry: Geometry) -> System:
         """A fresh system for one geometry of a scope. Raises CannotDrive."""

@@ -18,6 +18,7 @@ _LEGEND = {
     ".": ". free",
     "c": "c cached",
     "x": "x reserved",
+    "w": "w withheld until the group ends",
     "?": "? belongs to nobody",
     "!": "! counted twice",
     "-": "- does not exist",
@@ -177,9 +178,10 @@ def _cell(frame: Frame, fresh: Frame, block: int) -> str:
     if block in frame.reserved:
         return f"x{held}"
     if held:
-        return f"{held}!" if listed or len(owners) > 1 else held
-    if block in frame.cached:
-        return "c"
+        alone = len(owners) == 1 or (frame.shares and len({*owners}) == len(owners))
+        return held if alone and not listed else f"{held}!"
+    if block in frame.withheld | frame.cached:
+        return "c" if block in frame.cached else "w"
     if free is None or listed:
         return ".!" if listed > 1 else "."
     return "?"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pagedkv.declarations import Declarations
@@ -19,7 +19,8 @@ class Evidence:
 
     broken: properties with a counterexample. exhausted: every scope was. unfinished: why the
     histories that were due were not all tried; None if they were. doubted: property id -> why its
-    evaluations do not do.
+    evaluations do not do. shard: these are of one shard, and say nothing of what is to be seen in
+    the others only.
     """
 
     properties: tuple[Property, ...]
@@ -31,6 +32,13 @@ class Evidence:
     unfinished: str | None
     expected: Mapping[str, str]
     doubted: Mapping[str, str] = field(default_factory=dict)
+    shard: bool = False
+
+    def unseen(self) -> list[str]:
+        """The expected failures that were due and did not show; changes nothing."""
+        # A failure that shows only when calls are made to fail is not due when none are.
+        due = {p.id for p in self.properties if Need.FAULTS not in p.needs - self.offered}
+        return sorted(p for p in self.expected if p in due and p not in self.broken)
 
 
 def judge_target(evidence: Evidence) -> tuple[Verdict, str | None, tuple[PropertyResult, ...]]:
@@ -41,19 +49,23 @@ def judge_target(evidence: Evidence) -> tuple[Verdict, str | None, tuple[Propert
         return "violated", None, results
     if evidence.unfinished is not None:
         return "unknown", evidence.unfinished, results
-    # A failure that shows only when calls are made to fail is not due when none are.
-    due = [p for p in evidence.properties if Need.FAULTS not in p.needs - evidence.offered]
-    judged = {prop.id for prop in due}
-    failed_to_fail = [p for p in evidence.expected if p in judged and p not in evidence.broken]
-    if failed_to_fail:
-        names = ", ".join(sorted(failed_to_fail))
-        reason = f"expected to fail, but did not: {names}; take it off the expected failures"
-        return "violated", reason, results
+    if not evidence.shard and (unseen := evidence.unseen()):
+        return "violated", did_not_fail(unseen), results
     unknown = [result for result in results if result.verdict == "unknown"]
     if unknown:
         reasons = "; ".join(f"{result.id}: {result.reason}" for result in unknown)
         return "unknown", reasons, results
     return "passed", None, results
+
+
+def did_not_fail(names: Iterable[str]) -> str:
+    """The reason of a target of which these were expected to fail, and did not."""
+    return f"expected to fail, but did not: {', '.join(names)}; take it off the expected failures"
+
+
+NOT_HERE = "never reached in this shard"
+UNREACHABLE = "the exhausted scope shows that it can't be reached"
+"""Reasons of goals that are not applicable."""
 
 
 def _result(prop: Property, evidence: Evidence) -> PropertyResult:
@@ -86,6 +98,8 @@ def _goal(prop: Property, evaluations: int, evidence: Evidence) -> tuple[Verdict
         return "not_applicable", f"declared: {evidence.declared.never_reached[prop.id]}"
     if evidence.broken:
         return "unknown", "never reached; every history ends at its first violation"
+    if evidence.shard:
+        return "not_applicable", NOT_HERE
     if evidence.exhausted:
-        return "not_applicable", "the exhausted scope shows that it can't be reached"
+        return "not_applicable", UNREACHABLE
     return "unknown", "never reached"

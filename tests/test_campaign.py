@@ -65,7 +65,7 @@ def test_each_phase_of_the_search_is_told():
     plan = Plan(TINY, 1.0)
     run_campaign(Subject("x", (KVCacheManager,)), plan, lambda phase, p: told.append((phase, p)))
     phases = [phase for phase, _ in itertools.groupby(phase for phase, _ in told)]
-    assert phases[:2] == ["fixed", "resume"]
+    assert phases[:2] == ["small pools", "small pools, released handles kept"]
 
 
 def test_only_the_chosen_properties_are_judged():

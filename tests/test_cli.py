@@ -13,7 +13,9 @@ from textwrap import dedent
 import pytest
 
 from pagedkv import __version__, api, cli
+from pagedkv.builtin import BUILTINS
 from pagedkv.commands import check, progress
+from pagedkv.commands.expected import file_of
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.report import Coverage, PropertyResult, Report, TargetReport
 
@@ -187,7 +189,8 @@ def test_the_report_goes_to_stdout_and_progress_to_stderr(checked, capsys):
 def test_targets_lists_the_builtin_ones(capsys):
     assert cli.main(["targets"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["reference", "array", "torch"]
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert names == [builtin.name for builtin in BUILTINS]
 
 
 # ---------------------------------------------------------------- bad input
@@ -266,6 +269,39 @@ def test_expected_failures_that_can_not_be_read_say_why(refused, tmp_path):
     assert "can't be read: No such file" in refused("check", "--expected-failures", tmp_path / "no")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     assert "can't be read: 'utf-8'" in refused("check", "--expected-failures", tmp_path / "binary")
+
+
+def test_a_folder_has_a_file_for_each_target_that_is_known_to_fail(checked, tmp_path):
+    (tmp_path / "array.expected").write_text("rollback: bug 7", encoding="utf-8")
+    (tmp_path / "reference+array.expected").write_text("lockstep: bug 8", encoding="utf-8")
+    (tmp_path / "torch.expected").write_text("contents: bug 9", encoding="utf-8")
+    for names in ([], ["array", "reference"]):
+        assert cli.main(["check", *names, "--expected-failures", str(tmp_path)]) == 0
+    both, one = {"rollback": "bug 7"}, {"lockstep": "bug 8"}
+    assert [options.expected_of for _, options in checked] == [
+        {"array": both, "reference+array": one},
+        {"array": both},
+    ]
+    assert all(options.expected_failures == {} for _, options in checked)
+
+
+def test_a_bad_line_in_a_folder_is_named(refused, tmp_path):
+    (tmp_path / "array.expected").write_text("rolback: bug 7", encoding="utf-8")
+    says = f"{tmp_path / 'array.expected'}:1: 'rolback' is no property; did you mean rollback?"
+    assert says in refused("check", "array", "--expected-failures", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [
+        ("vllm-sliding", "vllm-sliding.expected"),
+        ("mine.pool:A.B", "mine.pool-A.B.expected"),
+        ("exec:../bin/driver --fast", "exec-..-bin-driver-fast.expected"),
+        ("../../x", "x.expected"),
+    ],
+)
+def test_a_file_of_known_failures_is_named_after_its_target(target, file):
+    assert file_of(target) == file
 
 
 def test_only_a_budget_that_was_given_is_of_the_clock(checked, monkeypatch):

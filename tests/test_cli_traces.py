@@ -101,6 +101,24 @@ def test_a_history_without_an_expectation_breaks_nothing(capsys):
     assert (code, out) == (0, "FIXED: reference breaks nothing; 5 commands\n")
 
 
+def test_several_traces_are_one_line_each_and_the_worst_counts(capsys):
+    write_trace(Path("fine.jsonl"), Trace("reference", Geometry(4, 1), HISTORY))
+    fixed = "fine.jsonl: FIXED: reference breaks nothing; 5 commands\n"
+    failed = "broken.jsonl: FAILED: allocs:Leaky breaks conservation, after 4 of 5 commands\n"
+    again = "Next: pagedkv replay broken.jsonl, for what happens in it\n"
+    lost = "Error: no.jsonl: can't be read: No such file or directory\n"
+    assert run(capsys, "replay", "fine.jsonl", "fine.jsonl") == (0, fixed + fixed, "")
+    code, out, err = run(capsys, "replay", "fine.jsonl", "broken.jsonl", "no.jsonl")
+    assert (code, out, err) == (1, fixed + failed + again, lost)
+    code, out, err = run(capsys, "replay", "no.jsonl", "fine.jsonl")
+    assert (code, out, err) == (2, fixed, lost)
+
+
+def test_of_several_traces_none_is_drawn(capsys):
+    line = refused(capsys, "replay", "broken.jsonl", "broken.jsonl", "--svg", "a.svg")
+    assert line == "--svg a.svg: draws one history; give one trace"
+
+
 def test_another_property_than_the_recorded_one_is_failed_too(capsys):
     write_trace(Path("t.jsonl"), Trace("allocs:Leaky", Geometry(4, 1), HISTORY, "contents"))
     code, out, _ = run(capsys, "replay", "t.jsonl")
@@ -229,8 +247,8 @@ def test_check_writes_each_counterexample_as_a_trace(found, capsys):
     assert sorted(path.name for path in Path("new/traces").iterdir()) == names
     trace = read_trace(Path("new/traces/allocs-Leaky-conservation.jsonl"))
     assert trace == BROKEN
-    hint = "2 traces in new/traces; to run one again: pagedkv replay new/traces/allocs-Leaky-con"
-    assert hint in out
+    assert "Next: pagedkv replay new/traces/allocs-Leaky-contents.jsonl, once you" in out
+    assert out.endswith("2 traces in new/traces\n")
     assert run(capsys, "replay", f"new/traces/{names[0]}")[0] == 1
 
 

@@ -16,7 +16,12 @@ import pytest
 import pagedkv
 from pagedkv.config import read_config
 from pagedkv.specs.abilities.core import KINDS
-from pagedkv.specs.catalogue import PROPERTIES
+from pagedkv.specs.catalogue import ABILITIES, PROPERTIES, offered
+from pagedkv.specs.judge import Judge
+from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.profiles import PROFILES
+from pagedkv.stateful.subject import Subject
+from pagedkv.tolerances import over
 from projects import ROOT, environment, pytest_in, write
 
 
@@ -75,9 +80,10 @@ def shell(tmp_path):
 
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+FINDINGS = sorted(path.name for path in (ROOT / "docs/findings").glob("*.md"))
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *(f"docs/findings/{name}" for name in FINDINGS)])
 def test_every_linked_file_exists(name):
     for target in re.findall(r"\]\(([^)#:]+)\)", page(name)):
         assert ((ROOT / name).parent / target).exists(), target
@@ -91,6 +97,13 @@ def test_the_page_of_properties_is_what_the_catalogue_says():
 def test_every_page_is_in_the_table_of_contents():
     listed = re.findall(r"\((\w[\w-]*\.md)\)", page("docs/README.md"))
     assert sorted(["docs/README.md", *(f"docs/{name}" for name in listed)]) == PAGES
+
+
+def test_every_finding_is_in_their_table_of_contents():
+    listed = re.findall(
+        r"^- \[([\w-]+\.md)\]\(\1\): ", page("docs/findings/README.md"), re.MULTILINE
+    )
+    assert sorted(["README.md", *listed]) == FINDINGS
 
 
 def test_the_page_of_properties_has_every_wrong_use():
@@ -191,6 +204,74 @@ def test_what_the_page_says_of_leaving_something_out(adapter):
         pagedkv.assert_holds(NotDeclared, [prefill], property="out-of-blocks", **pool)
     with pytest.raises(AssertionError, match="leak, block 0 belongs to nobody"):
         pagedkv.assert_holds(NotReserved, [], property="conservation", **pool)
+
+
+def test_the_declarations_from_outside_are_declarations(tmp_path):
+    file = tmp_path / "pyproject.toml"
+    file.write_text(the(YOURS, "file: pyproject.toml"), encoding="utf-8")
+    table = read_config(file).tolerances["mymodule:MyManager"]
+    declared = over(pagedkv.Declarations(), table)
+    assert (declared.refuses_early, declared.late_calls) == (True, 2)
+    assert declared.out_of_blocks == (
+        pagedkv.Raises(MemoryError, "pool"),
+        pagedkv.Returns(False),
+        pagedkv.Returns(None),
+    )
+
+
+# ---------------------------------------------------------------- docs/abilities.md
+
+
+ABLE = page("docs/abilities.md")
+FORKED = [
+    {"op": "prefill", "request": 0, "tokens": 1},
+    {"op": "fork", "request": 1, "parent": 0},
+    {"op": "decode", "request": 0},
+]
+
+
+@pytest.fixture
+def forking(tmp_path, monkeypatch):
+    """The class of the example, and the one that leaves the line out."""
+    source = the(ABLE, "file: forking.py")
+    for name, text in {
+        "forking": source,
+        "leaking": source.replace("self.drop(tail)", "pass"),
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield [importlib.import_module(name).Forking for name in ("forking", "leaking")]
+    for name in ("forking", "leaking"):
+        sys.modules.pop(name)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_forking_example_passes_every_history_of_the_fork_scope(forking):
+    right, _ = forking
+    declared = right.declares
+    (scope,) = [s for s in PROFILES["quick"].scopes(declared, pair=False) if s.name == "fork"]
+    done, judge = explore(
+        lambda geometry: Subject("forking", (right,)).world(scope, geometry),
+        scope.geometries,
+        lambda: Judge(PROPERTIES.values(), offered(*Subject("f", (right,)).probe().states)),
+        Limits(),
+    )
+    assert (done.found, done.exhausted, done.doubts) == ({}, True, ())
+    assert judge.evaluations["tail-copied"] == judge.evaluations["block-shared"] == 1
+
+
+def test_the_forking_example_leaks_without_the_line_that_the_page_names(forking):
+    right, leaking = forking
+    pool: Any = {"num_blocks": 2, "block_size": 2, "property": "ref-counts"}
+    pagedkv.assert_holds(right, FORKED, **pool)
+    *_, says = the(ABLE, r"shows: without self.drop\(tail\)").splitlines()
+    with pytest.raises(AssertionError, match=re.escape(says.strip())):
+        pagedkv.assert_holds(leaking, FORKED, **pool)
+
+
+def test_the_page_of_abilities_has_them_all():
+    named = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .+ \|$", ABLE, re.MULTILINE)
+    assert named == [ability.id for ability in ABILITIES if ability.id != "core"]
 
 
 # ---------------------------------------------------------------- docs/pytest.md
@@ -304,6 +385,32 @@ def test_the_seed_of_each_machine_is_an_integer_of_its_own():
     assert seed == "${{ github.run_number }}${{ matrix.shard }}"
     (export,) = [line for line in recipe("gitlab")["allocator night"]["script"] if "SEED=" in line]
     assert export == 'export SEED="$CI_PIPELINE_IID$CI_NODE_INDEX"'
+
+
+def test_the_shards_of_the_server_are_all_there_and_joined():
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    jobs = yaml.safe_load(the(CI, "yaml: shards"))
+    numbers = jobs["night"]["strategy"]["matrix"]["shard"]
+    (check,) = [s["run"] for s in jobs["night"]["steps"] if "--shard" in s.get("run", "")]
+    (join,) = [s["run"] for s in jobs["verdict"]["steps"] if "join" in s.get("run", "")]
+    each = [check.replace('"', "").replace("${{ matrix.shard }}", str(k)) for k in numbers]
+    told = [line.split(" --shard ")[1].split()[0] for line in each]
+    assert told == [f"{k}/{len(numbers)}" for k in range(1, len(numbers) + 1)]
+    wrote = [line.split(" --json ")[1] for line in each]
+    assert join.split(" --json ")[0] == f"pagedkv join {' '.join(wrote)}"
+    first, _, last = the(CI, "shell: shards").splitlines()
+    assert each[0].replace("/4", "/2") == first
+    assert last.startswith("pagedkv join 1.json 2.json ")
+
+
+def test_the_shards_of_the_page_are_joined_into_one_verdict(shell, tmp_path):
+    write(tmp_path, {"mymodule.py": "from allocators_here import Leaks as MyManager\n"})
+    *shards, join = the(CI, "shell: shards").splitlines()
+    assert [shell(line).returncode for line in shards] == [1, 1]
+    done = shell(join)
+    assert done.returncode == 1, done.stdout
+    assert "in 2 shards" in done.stdout
+    assert "conservation" in (tmp_path / "report.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

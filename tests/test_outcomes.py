@@ -212,7 +212,7 @@ def campaign(**fields: Any) -> Campaign:
 @pytest.fixture
 def reported(monkeypatch):
     """Makes every campaign bring the report that is put here; gives the options of each."""
-    monkeypatch.setattr(common, "resolve_all", lambda names, isolate: names)
+    monkeypatch.setattr(common, "resolve_all", lambda names, _tolerances, isolate: names)
 
     def put(of: TargetReport) -> list[api.Options]:
         asked: list[api.Options] = []
@@ -315,7 +315,9 @@ def run_in(monkeypatch):
 
 def outcome_of_a_new_suite(**fields: Any) -> Outcome:
     """As another test of the same campaign asks for it."""
-    return Suite(campaign(**fields), {}).outcome("rollback")
+    outcome = Suite(campaign(**fields), {}).outcome("rollback")
+    assert isinstance(outcome, Outcome)
+    return outcome
 
 
 def test_workers_share_a_campaign_through_the_folder_of_the_run(reported, run_in, tmp_path):

@@ -62,6 +62,7 @@ def counted(scope: Scope, *factories: Any, geometries: Any = None) -> Exploratio
     return done
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     ("blocks", "block_size", "reference", "array"),
     [
@@ -114,6 +115,7 @@ def test_reference_and_array_agree_over_the_whole_product(profile, requests, exp
     assert (done.states, done.transitions) == expected
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_counts_of_the_scope_are_the_sums_over_its_pools():
     small = FIXED[:5]
     each = [counted(MAIN, KVCacheManager, geometries=(geometry,)) for geometry in small]

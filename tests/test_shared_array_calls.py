@@ -175,6 +175,28 @@ def test_a_published_tail_that_several_hold_is_copied_and_still_found():
     assert sorted(manager.snapshot().index.values()) == [0, 1, 2]
 
 
+def test_no_block_is_published_whose_tokens_are_not_there():
+    manager = made("prefix")
+    request = new(0, "1122")
+    manager.allocate_for_prefill(request)
+    del request.tokens[3:]
+    manager.computed(request)
+    assert [*manager.snapshot().index.values()] == [0]
+
+
+def test_what_publishes_at_once_publishes_nothing_when_told_that_it_is_computed():
+    manager = made("prefix", "truncate", publishes_at_once=True)
+    first, second = admitted(manager, "1122", "1122")
+    assert (first.block_table, second.block_table) == ([0, 1], [0, 2])
+    manager.truncate_request(first, 3)
+    first.tokens[3:] = [7]
+    manager.allocate_for_decode(first)
+    before = manager.snapshot().index
+    manager.computed(second)
+    assert manager.snapshot().index == before
+    assert sorted(before.values()) == [0, 1]
+
+
 def test_a_fork_of_a_found_prefix_counts_every_table():
     manager = made("prefix", "fork")
     _, second = admitted(manager, "1122", "11223")

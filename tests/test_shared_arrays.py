@@ -98,6 +98,46 @@ def test_the_key_tells_apart_what_later_calls_can():
     assert one.state_key({}) != other.state_key({})
 
 
+def test_the_key_tells_apart_which_blocks_of_the_second_pool_come_next():
+    def ended(*, first_back_first):
+        manager = made("swap", geometry=(2, 1))
+        pair = admitted(manager, "1", "2")
+        for request in pair:
+            manager.swap_out(request)
+        for request in pair if first_back_first else pair[::-1]:
+            manager.release_request(request)
+        return manager
+
+    one, other = ended(first_back_first=True), ended(first_back_first=False)
+    assert one.snapshot().host_free == (1, 0)
+    assert other.snapshot().host_free == (0, 1)
+    assert one.state_key({}) != other.state_key({})
+
+
+def test_the_key_tells_apart_where_in_the_second_pool_a_request_is():
+    def ended(*order):
+        manager = made("swap", geometry=(2, 1))
+        pair = admitted(manager, "1", "2")
+        for which in order:
+            manager.swap_out(pair[which])
+        return manager.state_key({0: 0, 1: 1})
+
+    assert ended(0, 1)[-1] != ended(1, 0)[-1]
+    assert ended(0, 1) == ended(0, 1)
+
+
+def test_the_key_tells_apart_what_a_withheld_block_will_be_found_by():
+    def ended(text):
+        manager = made("prefix", "group")
+        [request] = admitted(manager, text)
+        manager.free_group_begin()
+        manager.release_request(request)
+        return manager
+
+    assert ended("11").snapshot() == ended("22").snapshot()
+    assert ended("11").state_key({}) != ended("22").state_key({})
+
+
 def test_the_key_names_requests_as_told_and_leaves_gaps_in_the_queue_out():
     manager, other = made("prefix", "swap"), made("prefix", "swap")
     for which, names in ((manager, (0, 1)), (other, (5, 3))):
@@ -218,3 +258,11 @@ def test_random_calls_keep_what_a_dictionary_of_contents_says(kind):
         drive.step()
         equations(drive.manager)
     assert drive.seen["prefill"]
+
+
+def test_the_head_of_the_queue_moves_past_what_was_evicted():
+    manager = made("prefix", geometry=(3, 1))
+    [request] = admitted(manager, "123")
+    manager.release_request(request)
+    admitted(manager, "99", first=1)
+    assert (manager._head, manager._tail, manager._cached().tolist()) == (2, 3, [0])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 
 from pagedkv import targets
 from pagedkv.arrays import ArrayKVCacheManager
 from pagedkv.builtin import BUILTINS, Builtin
 from pagedkv.reference import KVCacheManager
-from pagedkv.targets import BadTarget, Pair, Target, default_targets, resolve
+from pagedkv.targets import BadTarget, Pair, Target, default_targets, resolve, version_of
 
 MANAGER = """
     from pagedkv import KVCacheManager
@@ -56,11 +58,45 @@ def test_a_builtin_name_gives_its_manager():
 
 
 @pytest.mark.parametrize("builtin", BUILTINS, ids=lambda builtin: builtin.name)
-def test_each_builtin_is_installed_here_and_can_be_made(builtin):
-    assert builtin.installed
+def test_each_builtin_that_is_installed_here_can_be_made(builtin):
+    if not builtin.installed:
+        assert builtin.where.startswith("pagedkv.engines.")
+        pytest.skip(f"lacks {builtin.needs}")
     target = resolve(builtin.name)
     assert isinstance(target, Target)
-    assert target.factory(2, 2, 1).num_blocks == 2
+    assert target.name == builtin.name
+
+
+def test_what_torch_brings_is_installed_here():
+    assert [b.name for b in BUILTINS if b.installed][:3] == ["reference", "array", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "version"),
+    [
+        ("reference+array", None),
+        ("mine:Manager", None),
+        ("exec:./driver --fast", None),
+        ("torch", f"torch {torch.__version__}"),
+        ("isolate:torch", f"torch {torch.__version__}"),
+        ("reference+torch", f"torch {torch.__version__}"),
+    ],
+)
+def test_the_version_of_an_engine_is_that_of_its_package(spec, version):
+    assert version_of(spec) == version
+
+
+def test_an_engine_that_is_in_no_package_has_no_version(monkeypatch):
+    table(monkeypatch, "pagedkv.engines.torch_paged:TorchPagedAttention", "nosuchengine.core")
+    assert version_of("engine") is None
+
+
+def test_the_package_with_the_engine_s_name_tells_its_version(monkeypatch):
+    found = {"engine": ["aaa-kernels", "engine"]}
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: found)
+    monkeypatch.setattr(metadata, "version", {"engine": "2.1"}.__getitem__)
+    table(monkeypatch, "pagedkv.engines.torch_paged:TorchPagedAttention", "engine.core")
+    assert version_of("engine") == "engine 2.1"
 
 
 def test_a_pair_is_two_targets_and_its_name_resolves_to_it():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
@@ -207,17 +208,31 @@ def test_the_end_is_one_line_a_target():
 @pytest.mark.parametrize(
     ("targets", "profile", "words"),
     [
-        ([target()], "quick", ["put the test above into your suite"]),
+        ([target()], "quick", ["pagedkv check mine:M --traces DIR", "put the test above into"]),
         ([target(verdict="passed")], "quick", ["--profile ci searches deeper"]),
         ([target(verdict="passed")], "ci", []),
         ([target(verdict="unknown")], "quick", ["give it time: --budget SECONDS"]),
-        ([target(), target(verdict="unknown")], "ci", ["put the test", "give it time"]),
+        ([target(), target(verdict="unknown")], "ci", ["--traces", "put the test", "give it time"]),
         ([], "quick", []),
     ],
 )
 def test_the_hint_fits_what_happened(targets, profile, words):
     found = hints(Report(tuple(targets)), profile)
     assert [word for word, hint in zip(words, found, strict=True) if word in hint] == words
+
+
+def test_the_hint_names_the_trace_that_was_written():
+    found = hints(Report((target(),)), "quick", [Path("new traces/a.jsonl")])
+    assert found[0] == "pagedkv replay 'new traces/a.jsonl', once you have changed something"
+
+
+def test_a_report_in_python_has_the_text_of_the_terminal_without_hints():
+    report = Report((target(), target("reference", "passed")))
+    text, whole = report.to_text(), shown(*report.targets)
+    assert whole.startswith(text)
+    assert text.endswith("\nmine:M     violated: conservation\nreference  passed\n")
+    assert "Next: " not in text
+    assert "\x1b" not in text
 
 
 # ---------------------------------------------------------------- colours and pipes
@@ -365,6 +380,7 @@ def test_each_builtin_says_whether_it_can_run_and_else_what_it_takes():
     stream = StringIO()
     show_builtins(console_on(stream), rows)
     assert stream.getvalue().splitlines() == [
-        "reference  can run                       Lists and loops.",
-        "nope       lacks nope: pip install nope  An [engine].",
+        "reference  can run    Lists and loops.",
+        "nope       can't run  An [engine].",
+        "           lacks nope: pip install nope",
     ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +16,18 @@ from pagedkv.commands.common import (
     check_properties,
     complete_target,
     resolve_all,
+    shard_option,
 )
 from pagedkv.commands.defaults import config_option
-from pagedkv.commands.files import check_folder, reason_of, write_traces
+from pagedkv.commands.expected import read_expected_failures, read_expected_folder
+from pagedkv.commands.files import check_folder, places_of_traces, write_traces
 from pagedkv.commands.reports import Files, report_options
 
 if TYPE_CHECKING:
     from pagedkv.api import Options
     from pagedkv.config import Config
     from pagedkv.stateful.report import Report
+    from pagedkv.stateful.shards import Shard
     from pagedkv.targets import Pair, Target
 
 PROFILES = ("quick", "ci", "nightly")
@@ -50,6 +53,7 @@ Examples:
   pagedkv check mymodule:MyManager --faults
   pagedkv check mymodule:MyManager --isolate
   pagedkv check "exec:./driver --fast"
+  pagedkv check mymodule:MyManager --profile nightly --shard 2/4 --json 2.json
 """
 
 
@@ -81,7 +85,8 @@ Examples:
     "--expected-failures",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Known failures, one `property-id: reason` a line; one that holds is a violation.",
+    help="Known failures, one `property-id: reason` a line; one that holds is a violation. "
+    "A folder has TARGET.expected for each target.",
 )
 @click.option(
     "--isolate",
@@ -93,6 +98,7 @@ Examples:
     is_flag=True,
     help="Make each call inside the target fail, one at a time, for as much time again.",
 )
+@shard_option
 @click.option(
     "--traces",
     type=click.Path(path_type=Path),
@@ -112,6 +118,7 @@ def check(
     expected_failures: Path | None,
     isolate: bool,
     faults: bool,
+    shard: Shard | None,
     traces: Path | None,
     files: Files,
 ) -> int:
@@ -128,25 +135,32 @@ def check(
     Exits with 0 if all passed, 1 if one is violated, and 2 if one is unknown or the usage wrong.
     """
     from pagedkv.api import Options
-    from pagedkv.targets import is_apart
+    from pagedkv.specs.faults import UNDER_FAULT
+    from pagedkv.targets import default_targets, is_apart
 
     check_properties(properties)
     files.check()
     if traces is not None:
         check_folder(traces)
+    wanted = names or config.targets
     known, known_of = config.expected_failures, config.expected_of
-    if expected_failures is not None:
+    if expected_failures is not None and expected_failures.is_dir():
+        everything = wanted or [target.name for target in default_targets()]
+        known, known_of = {}, read_expected_folder(expected_failures, everything)
+    elif expected_failures is not None:
         known, known_of = read_expected_failures(expected_failures), {}
     judged = tuple(dict.fromkeys(properties))
     if faults and isolate:
         raise Refused("--faults: calls can't be made to fail behind --isolate; leave one out")
-    options = Options(profile, seed, budget, judged, known, known_of, isolate, faults).seeded()
+    if shard is not None and (faults or UNDER_FAULT.id in judged):
+        raise Refused("--shard: calls made to fail are not divided; check those without it")
+    options = Options(profile, seed, budget, judged, known, known_of, isolate, faults, shard)
+    options = replace(options, tolerances=config.tolerances).seeded()
     if options.seed != seed:
         click.echo(f"random histories of --seed {options.seed}", err=True)
-    wanted = names or config.targets
     if faults and (apart := [name for name in wanted if is_apart(name)]):
         raise Refused(f"--faults: {apart[0]} runs in a process of its own; check it without")
-    chosen = resolve_all(wanted, isolate=isolate)
+    chosen = resolve_all(wanted, config.tolerances, isolate=isolate)
     report = _run(chosen, options)
     _show(report, profile, traces, on_stdout=files.on_stdout)
     files.write(report, chosen, isolated=isolate)
@@ -181,34 +195,7 @@ def _show(report: Report, profile: str, traces: Path | None, *, on_stdout: bool)
     from pagedkv.terminal import console_on, count, show_report
 
     console = console_on(sys.stderr if on_stdout else sys.stdout)
-    show_report(console, report, profile)
-    if traces is not None:
-        written = write_traces(traces, report)
-        if written:
-            again = f"pagedkv replay {shlex.quote(str(written[0]))}"
-            console.print(f"{count(len(written), 'trace')} in {traces}; to run one again: {again}")
-
-
-def read_expected_failures(path: Path) -> dict[str, str]:
-    """Property id -> reason, from lines `id: reason`; blank lines and `#` lines say nothing.
-
-    Raises Refused, with file and line, for anything else: an expectation that is misspelt would
-    excuse nothing and nobody would see it.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"--expected-failures {path}: can't be read: {reason_of(error)}") from error
-    reasons: dict[str, str] = {}
-    for number, line in enumerate(map(str.strip, lines), start=1):
-        if not line or line.startswith("#"):
-            continue
-        name, _, reason = map(str.strip, line.partition(":"))
-        where = f"{path}:{number}"
-        check_properties([name], where)
-        if not reason:
-            raise Refused(f"{where}: {name} has no reason; write `{name}: why it fails`")
-        if name in reasons:
-            raise Refused(f"{where}: {name} stands there twice; keep one line of the two")
-        reasons[name] = reason
-    return reasons
+    places = [] if traces is None else places_of_traces(traces, report)
+    show_report(console, report, profile, places)
+    if traces is not None and write_traces(traces, report):
+        console.print(f"{count(len(places), 'trace')} in {traces}")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from pagedkv.config import Config
+    from pagedkv.stateful.shards import Shard
+    from pagedkv.stateful.subject import Subject
     from pagedkv.targets import Pair, Target
+    from pagedkv.tolerances import Tolerances
 
 
 class Refused(click.ClickException):
@@ -25,22 +30,24 @@ def complete_target(_context: object, _parameter: object, typed: str) -> list[st
     return [builtin.name for builtin in BUILTINS if builtin.name.startswith(typed)]
 
 
-def resolve_all(names: Iterable[str], *, isolate: bool = False) -> list[Target | Pair]:
+def resolve_all(
+    names: Iterable[str], tolerances: Tolerances | None = None, *, isolate: bool = False
+) -> list[Target | Pair]:
     """The targets, each once, in the order given; none of their code runs here if `isolate`."""
     from pagedkv.targets import BadTarget, default_targets, is_apart, isolated, resolve
 
-    once = list(dict.fromkeys(names))
+    once, told = list(dict.fromkeys(names)), dict(tolerances or {})
     try:
         for name in once:
             if not isolate and not is_apart(name):
-                _survive(name)
-        found = [isolated(name) if isolate else resolve(name) for name in once]
-        return found or list(default_targets())
+                _survive(name, told)
+        found = [isolated(name, told) if isolate else resolve(name, told) for name in once]
+        return found or list(default_targets(told))
     except BadTarget as error:
         raise Refused(str(error)) from error
 
 
-def _survive(name: str) -> None:
+def _survive(name: str, tolerances: Tolerances) -> None:
     """Raise Refused if importing and making the target kills, or hangs, a process."""
     from pagedkv.builtin import BUILTINS
     from pagedkv.stateful.processes import death_of
@@ -48,7 +55,8 @@ def _survive(name: str) -> None:
 
     if {*name.split("+")} <= {builtin.name for builtin in BUILTINS}:
         return
-    if (death := death_of(resolve, name, MADE_WITHIN)) is not None:
+    work = partial(resolve, tolerances=tolerances)
+    if (death := death_of(work, name, MADE_WITHIN)) is not None:
         raise Refused(f"target {name!r}: {death} when it was imported and made once; mend that")
 
 
@@ -56,10 +64,34 @@ MADE_WITHIN = 60.0
 """Seconds that importing a target and making one manager may take."""
 
 
-def resolve_one(name: str) -> Target | Pair:
-    """The target of this name. Raises Refused."""
-    (target,) = resolve_all([name])
-    return target
+def subject_of(name: str, config: Config) -> Subject:
+    """What is driven of the target of this name. Raises Refused."""
+    from pagedkv.api import subject
+
+    (target,) = resolve_all([name], config.tolerances)
+    return subject(target, config.tolerances)
+
+
+def _read_shard(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> Shard | None:
+    from pagedkv.stateful.shards import Shard
+
+    try:
+        return None if text is None else Shard.of_text(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def shard_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--shard`; the function gets a `Shard` or None."""
+    option = click.option(
+        "--shard",
+        metavar="K/N",
+        callback=_read_shard,
+        help="Search only the K-th of N parts; `pagedkv join` puts their --json together.",
+    )
+    return option(command)
 
 
 def check_properties(ids: Iterable[str], where: str = "--property") -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from pagedkv.commands.common import Refused, complete_target, resolve_one
+from pagedkv.commands.common import Refused, complete_target, shard_option, subject_of
+from pagedkv.commands.defaults import config_option
 from pagedkv.commands.files import STDOUT, check_writable, put
+
+if TYPE_CHECKING:
+    from pagedkv.config import Config
+    from pagedkv.stateful.shards import Shard
 
 _EXAMPLES = """\b
 Examples:
   pagedkv explore reference
   pagedkv explore mymodule:MyManager --blocks 5 --block-size 1
   pagedkv explore reference+array --requests 2 --depth 8
+  pagedkv explore reference --blocks 6 --depth 9 --shard 2/4 --json 2.json
 """
 
 
@@ -35,6 +42,7 @@ Examples:
     type=click.IntRange(min=1),
     help="Histories of up to so many commands; without it, all there are.",
 )
+@shard_option
 @click.option(
     "--json",
     "json_file",
@@ -42,12 +50,16 @@ Examples:
     metavar="FILE",
     help="Write the report as JSON too; - is stdout, and the text then goes to stderr.",
 )
+@config_option
 def explore(
+    *,
+    config: Config,
     name: str,
     blocks: int,
     block_size: int,
     requests: int,
     depth: int | None,
+    shard: Shard | None,
     json_file: Path | None,
 ) -> int:
     """Try every history of one pool, and show the shortest that breaks something.
@@ -55,7 +67,6 @@ def explore(
     Exits with 0 if nothing breaks, in all there are or in those of up to --depth commands, with 1
     if something does, and with 2 if the search ended before that.
     """
-    from pagedkv.api import subject
     from pagedkv.commands.progress import progress
     from pagedkv.specs.model import Geometry
     from pagedkv.stateful.onepool import explore_pool
@@ -66,7 +77,7 @@ def explore(
 
     if json_file is not None:
         check_writable(json_file, "--json")
-    checked = subject(resolve_one(name))
+    checked = subject_of(name, config)
     try:
         with progress(sys.stderr, [checked.name], None, {}) as show:
             target = explore_pool(
@@ -75,11 +86,12 @@ def explore(
                 requests,
                 depth,
                 lambda at, elapsed: show(Update(checked.name, "all histories", at, elapsed)),
+                shard,
             )
     except CannotDrive as error:
         raise Refused(f"target {name!r}: {error}") from error
     show_target(console_on(sys.stderr if json_file == STDOUT else sys.stdout), target)
-    report = Report((target,))
+    report = Report((target,), shard=shard)
     if json_file is not None:
         put(json.dumps(report.to_json(), indent=2) + "\n", json_file, "--json")
     return report.exit_code

@@ -102,17 +102,30 @@ def check_folder(folder: Path) -> None:
         raise Refused(f"--traces {folder}: can't be written: {what}") from error
 
 
+def places_of_traces(folder: Path, report: Report) -> list[Path]:
+    """Where `write_traces` writes each counterexample; writes nothing."""
+    from pagedkv.stateful.traces import file_name
+
+    names: dict[str, Path] = {}
+    for target in report.targets:
+        for example in target.counterexamples:
+            name = file_name(target.target, example.property, names)
+            names[name] = folder / name
+    return list(names.values())
+
+
 def write_traces(folder: Path, report: Report) -> list[Path]:
     """One file in `folder` for each counterexample; older ones of the same name are replaced.
 
     Raises Refused.
     """
-    from pagedkv.stateful.traces import Trace, file_name, write_trace
+    from pagedkv.stateful.traces import Trace, write_trace
 
-    written: dict[str, Path] = {}
+    places = places_of_traces(folder, report)
+    left = iter(places)
     for target in report.targets:
         for example in target.counterexamples:
-            name = file_name(target.target, example.property, written)
+            file = next(left)
             trace = Trace(
                 target.target,
                 example.geometry,
@@ -121,10 +134,7 @@ def write_traces(folder: Path, report: Report) -> list[Path]:
                 fault=example.fault,
             )
             try:
-                write_trace(folder / name, trace)
+                write_trace(file, trace)
             except OSError as error:
-                raise Refused(
-                    f"--traces {folder / name}: can't be written: {reason_of(error)}"
-                ) from error
-            written[name] = folder / name
-    return list(written.values())
+                raise Refused(f"--traces {file}: can't be written: {reason_of(error)}") from error
+    return places

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from pagedkv.commands.common import Refused
+from pagedkv.commands.defaults import config_option
 from pagedkv.commands.files import STDOUT, check_writable, put, read
 from pagedkv.commands.replay import subject_of
 
 if TYPE_CHECKING:
+    from pagedkv.config import Config
     from pagedkv.stateful.shrink import Shrunk
+    from pagedkv.stateful.subject import Subject
     from pagedkv.stateful.traces import Trace
 
 
@@ -35,7 +38,8 @@ Examples:
     metavar="FILE",
     help="Write the short history as a trace too; - is stdout, and the text then goes to stderr.",
 )
-def shrink(file: Path, target: str | None, output: Path | None) -> int:
+@config_option
+def shrink(config: Config, file: Path, target: str | None, output: Path | None) -> int:
     """Cut a recorded history down to the shortest that breaks the same property.
 
     Exits with 1 if there is one, with 0 if the history breaks nothing, and with 2 if it can't be
@@ -49,13 +53,13 @@ def shrink(file: Path, target: str | None, output: Path | None) -> int:
     if output is not None:
         check_writable(output, "--output")
     trace = read(file)
-    subject = subject_of(trace, target, file)
+    subject = subject_of(trace, target, file, config)
     try:
         with watch(sys.stderr, subject.name) as tell:
             result = shrunk(subject, trace, tell=tell)
     except CannotDrive as error:
         raise Refused(f"{file}: can't be run: {error}") from error
-    _show(subject.name, trace, result, to_stdout=output == STDOUT)
+    _show(subject, trace, result, to_stdout=output == STDOUT)
     example = result.example
     if example is None:
         return 0
@@ -65,12 +69,13 @@ def shrink(file: Path, target: str | None, output: Path | None) -> int:
     return 1
 
 
-def _show(name: str, trace: Trace, result: Shrunk, *, to_stdout: bool) -> None:
+def _show(subject: Subject, trace: Trace, result: Shrunk, *, to_stdout: bool) -> None:
     from pagedkv.stateful.reproducer import pytest_function
     from pagedkv.stateful.text import counterexample_text
     from pagedkv.terminal import console_on, count
 
     console = console_on(sys.stderr if to_stdout else sys.stdout)
+    name = subject.name
     commands, example = count(len(trace.commands), "command"), result.example
     if example is None:
         what = f"no longer breaks {trace.breaks}" if trace.breaks else "breaks nothing"
@@ -82,7 +87,7 @@ def _show(name: str, trace: Trace, result: Shrunk, *, to_stdout: bool) -> None:
     console.print(counterexample_text(example, how))
     if len(example.commands) <= LONGEST_TEST:
         console.print("\nAs a test:\n")
-        console.print(pytest_function(example, name))
+        console.print(pytest_function(example, name, subject.tolerances))
 
 
 LONGEST_TEST = 60

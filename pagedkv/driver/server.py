@@ -29,6 +29,7 @@ from pagedkv.stateful.copying import freeze
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
 from pagedkv.stateful.observe import snapshot_of, told, view
 from pagedkv.stateful.target import made, own_hook
+from pagedkv.tolerances import Tolerances
 
 CALLS = {
     "prefill": "allocate_for_prefill",
@@ -287,13 +288,13 @@ def _send(out: int, answer: Mapping[str, Any]) -> None:
         data = data[os.write(out, data) :]
 
 
-def main(name: str) -> int:
-    """Serve the target of this name on stdin and stdout."""
+def main(name: str, table: str | None = None) -> int:
+    """Serve the target of this name on stdin and stdout. table: declarations over its own."""
     # What the target prints, or reads, must not get into the protocol.
     source, out = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    answer = _answers(name)
+    answer = _answers(name, {} if table is None else {name: json.loads(table)})
     if not hasattr(os, "fork"):
         serve(answer, source, out)
         return 0
@@ -312,11 +313,11 @@ def main(name: str) -> int:
         _send(out, {"id": number, "died": name_of(code)})
 
 
-def _answers(name: str) -> Answer:
+def _answers(name: str, tolerances: Tolerances) -> Answer:
     from pagedkv.targets import BadTarget, Target, resolve
 
     try:
-        target = resolve(name)
+        target = resolve(name, tolerances)
         assert isinstance(target, Target)
     except BadTarget as error:
         why = str(error)
@@ -325,4 +326,4 @@ def _answers(name: str) -> Answer:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

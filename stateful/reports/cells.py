@@ -131,6 +131,10 @@ def _cell(frame: Frame, fresh: Frame, block: int, size: int) -> Cell:
         kind = kind if labels else "cached"
         labels.append("cached")
         words.append("kept for reuse")
+    if block in frame.withheld:
+        kind = kind if labels else "cached"
+        labels.append("withheld")
+        words.append("withheld until the group ends")
     if listed:
         kind = kind if labels else "free"
         labels.append("free" if listed == 1 else f"free x{listed}")

@@ -36,6 +36,8 @@ def _suite(target: TargetReport, report: Report) -> ET.Element:
     suite = ET.Element("testsuite", {"name": name})
     properties = ET.SubElement(suite, "properties")
     coverage = {f"coverage.{key}": value for key, value in target.coverage.to_json().items()}
+    if target.coverage.part is not None:
+        coverage["coverage.shard"] = str(target.coverage.part.shard)
     for key, value in {"profile": report.profile, "seed": report.seed, **coverage}.items():
         told = "; ".join(value) if isinstance(value, list) else value
         about = {"name": key, "value": "" if told is None else plain(str(told))}
@@ -43,7 +45,7 @@ def _suite(target: TargetReport, report: Report) -> ET.Element:
     for result in target.properties:
         case = ET.SubElement(suite, "testcase", {"name": result.id, "classname": name})
         broken = [e for e in target.counterexamples if e.property == result.id]
-        _judge(case, target.target, result, broken)
+        _judge(case, target, result, broken)
     if (whole := _of_the_whole(target)) is not None:
         case = ET.SubElement(suite, "testcase", {"name": "verdict", "classname": name})
         _say(case, whole, target.verdict, target.reason or "", "")
@@ -54,7 +56,7 @@ def _suite(target: TargetReport, report: Report) -> ET.Element:
 
 
 def _judge(
-    case: ET.Element, target: str, result: PropertyResult, broken: list[Counterexample]
+    case: ET.Element, target: TargetReport, result: PropertyResult, broken: list[Counterexample]
 ) -> None:
     """What came of one property; nothing is added where it holds."""
     match result.verdict:
@@ -72,9 +74,10 @@ def _judge(
             _say(case, "skipped", "not applicable", result.reason or "", "")
 
 
-def _history(broken: Iterable[Counterexample], target: str) -> str:
+def _history(broken: Iterable[Counterexample], target: TargetReport) -> str:
     texts = (
-        f"{counterexample_text(example)}\n\nAs a test:\n\n{pytest_function(example, target)}"
+        f"{counterexample_text(example)}\n\nAs a test:\n\n"
+        f"{pytest_function(example, target.target, target.tolerances)}"
         for example in broken
     )
     return "\n\n".join(texts)

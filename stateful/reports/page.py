@@ -154,7 +154,7 @@ def _examples(report: Report) -> list[_Example]:
                     film=film,
                     picture=None if film is None else _unchanged(svg_of(film, ident, title)),
                     text=counterexamples_text(group),
-                    test=pytest_function(group[0], target.target),
+                    test=pytest_function(group[0], target.target, target.tolerances),
                 )
             )
     return found

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import marshal
-import re
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
+from findings import printed, scripts
 from pagedkv.declarations import Raises
 from pagedkv.engines.torch_paged import TorchPagedAttention
 from pagedkv.protocol import Owned, Request, Snapshot
@@ -20,7 +17,6 @@ from pagedkv.protocol import Owned, Request, Snapshot
 NAMES = {r: r for r in range(16)}
 
 STRUCTURES = {"page_table", "physical_to_logical", "capacity", "empty_pages"}
-NOTE = Path(__file__).parents[1] / "notes" / "findings.md"
 
 
 def admit(manager: TorchPagedAttention, name: int, tokens: int) -> Request:
@@ -333,7 +329,7 @@ def test_a_clone_copies_the_contents():
 
 
 def test_release_leaves_its_entry_in_the_reverse_map():
-    """The finding in notes/findings.md; once torch has mended it, this fails and both change."""
+    """The finding in docs/findings/; once torch has mended it, this fails and both change."""
     manager = TorchPagedAttention(1, 1, 1)
     manager.release_request(admit(manager, 0, 1))
     shown = manager.snapshot()
@@ -341,18 +337,6 @@ def test_release_leaves_its_entry_in_the_reverse_map():
     assert (shown.block_tables, shown.capacities, shown.free_blocks) == ({}, {}, (0,))
 
 
-SCRIPTS = re.findall(
-    r"^```python\n(.*?)^```\n\n^```text\n(.*?)^```", NOTE.read_text(), re.DOTALL | re.MULTILINE
-)
-
-
-def test_each_script_of_the_note_has_its_output_beside_it():
-    assert len(SCRIPTS) == NOTE.read_text().count("```python") > 0
-
-
-@pytest.mark.parametrize(("script", "printed"), SCRIPTS, ids=range(len(SCRIPTS)))
-def test_the_scripts_of_the_note_print_what_it_says(script, printed):
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
-    )
-    assert printed == ran.stdout
+@pytest.mark.parametrize(("script", "shown"), scripts("torch-erase-reverse-map.md"))
+def test_the_scripts_of_the_finding_print_what_it_says(script, shown):
+    assert printed(script) == shown

@@ -1,0 +1,252 @@
+"""SGLang's `RadixCache` with the slot allocator behind it: prefix caching by a radix tree.
+
+A request is driven as the scheduler does it, alone in its batch: match, lock, ask the prefill
+budget, take a row and slots, `checkpoint` once the prompt is computed, decode after
+`check_decode_capacity`, and in the end what `release_kv_cache` does for a finished request.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, SupportsIndex
+
+import torch
+
+from pagedkv.declarations import Returns
+from pagedkv.engines.sglang_paged import DECLARES, SGLangPaged, allocator_key
+from pagedkv.engines.standing_in import standing_in
+from pagedkv.protocol import Request, Snapshot
+
+with standing_in("torchvision", "transforms", "transforms.functional"):
+    from sglang.srt.mem_cache import allocation
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
+
+
+@dataclass(eq=False)
+class Kv:
+    """What the caches read and write of the engine's `ReqKvInfo`; no sliding window."""
+
+    req_pool_idx: int | None = None
+    cache_protected_len: int = 0
+    cache_inserted_len: int = 0
+    kv_committed_len: int = 0
+    swa_evict_floor: int = 0
+    holds_kv = property(lambda self: self.req_pool_idx is not None)
+
+    def get_evicted_seqlen(self, _component: object) -> int:
+        return 0
+
+    def swa_dead_lo(self, _page_size: int) -> int:
+        return self.cache_protected_len
+
+
+@dataclass(eq=False)
+class Req:
+    """What the caches read and write of the engine's `Req`."""
+
+    origin_input_ids: array[int]
+    extra_key: str | None
+    full_untruncated_fill_ids: array[int]
+    kv: Kv = field(default_factory=Kv)
+    prefix_len: int = 0
+    lock: Any = None
+    last_node: Any = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    @classmethod
+    def of(cls, req: Request) -> Req:
+        """The engine's request for a prompt; its extra keys are strings."""
+        tokens = array("q", req.tokens)
+        extra = None if req.extra_key is None else str(req.extra_key)
+        return cls(tokens, extra, tokens)
+
+
+class SGLangRadix(SGLangPaged):
+    """`RadixCache` over the allocator; sizes > 0, else ValueError.
+
+    A finished request leaves its full pages in the tree; they are evicted, the least recently
+    used first, when slots are asked for.
+    """
+
+    declares = replace(
+        DECLARES,
+        out_of_blocks=(Returns(False),),
+        abilities={"append", "prefix"},
+        tables_outside=True,
+        evicts_cached=True,
+        because={
+            **DECLARES.because,
+            "out_of_blocks": "PrefillBudget.can_allocate_prefill and check_decode_capacity",
+            "tables_outside": "RadixCache.checkpoint re-points the rows of req_to_token",
+            "evicts_cached": "check_decode_capacity: 'after evicting reclaimable cache'",
+        },
+    )
+
+    def __init__(
+        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
+    ) -> None:
+        super().__init__(num_blocks, block_size, head_dim)
+        # More rows than requests of at least one token can hold by themselves; pages are shared.
+        rows, longest = 4 * self.num_blocks + 4, (self.num_blocks + 1) * self.block_size
+        self._rows = ReqToTokenPool(rows, longest, "cpu", enable_memory_saver=False)
+        self._tree = RadixCache(
+            CacheInitParams(False, self._rows, self._allocator, self.block_size)
+        )
+
+    def allocate_for_prefill(self, req: Request) -> bool:
+        tree, made = self._tree, Req.of(req)
+        # The last token of a prompt is never looked up: `_compute_max_prefix_len`.
+        key = RadixKey(made.origin_input_ids, made.extra_key, limit=req.seq_len - 1)
+        match = tree.match_prefix(MatchPrefixParams(key))
+        made.last_node, made.prefix_len = match.last_device_node, match.device_prefix_len
+        made.lock = tree.lock(made.last_node)
+        budget = self._allocator.create_prefill_budget(tree)
+        wanted = req.seq_len - made.prefix_len
+        if not budget.can_allocate_prefill(
+            paged_input=budget.ceil_paged_tokens(wanted),
+            extend_input_len=wanted,
+            max_new_tokens=0,
+            chunk_limit=None,
+        ):
+            tree.unlock(made.lock)
+            return False
+        self._rows.alloc([made])
+        self._live[req] = made
+        self._write(req, tree.prefix_device_indices(made))
+        made.kv.cache_protected_len = made.prefix_len
+        return self._extend(req, wanted)
+
+    def computed(self, req: Request) -> None:
+        """After the forward pass of a prompt the scheduler calls `checkpoint_kv_cache`."""
+        made = self._live[req]
+        if made.kv.kv_committed_len == len(made.origin_input_ids):
+            self._tree.checkpoint(made, up_to=made.kv.kv_committed_len)
+            req.block_table = self._pages(self._row(req))
+
+    def allocate_for_append(self, req: Request, count: int) -> bool:
+        """As for a speculative decode, whose slots are reserved before it is verified."""
+        return self._fits(req, count) and self._extend(req, count)
+
+    def allocate_for_decode(self, req: Request) -> bool:
+        if not self._fits(req, 1):
+            return False
+        if self.block_size == 1:
+            return self._extend(req, 1)
+        row, length = self._row(req), torch.tensor([req.seq_len + 1])
+        self._write(
+            req,
+            allocation.alloc_paged_token_slots_decode(
+                self._tree, length, length, torch.tensor(row[-1:])
+            ),
+        )
+        return True
+
+    def _fits(self, req: Request, count: int) -> bool:
+        """Ask as `check_decode_mem` does: for the pages that so many tokens more will begin."""
+        size, row = self.block_size, self._row(req)
+        pages = -(-(len(row) + count) // size) - -(-len(row) // size)
+        fits: bool = self._allocator.check_decode_capacity(
+            num_tokens=pages * size, tree_cache=self._tree
+        )
+        return fits
+
+    def _extend(self, req: Request, count: int) -> bool:
+        row = self._row(req)
+        if self.block_size == 1:
+            slots = allocation.alloc_token_slots(self._tree, count)
+        else:
+            before, after = torch.tensor([len(row)]), torch.tensor([len(row) + count])
+            slots = allocation.alloc_paged_token_slots_extend(
+                self._tree, before, before, after, after, torch.tensor(row[-1:] or [-1]), count
+            )
+        self._write(req, slots)
+        return True
+
+    def _write(self, req: Request, slots: torch.Tensor) -> None:
+        kv = self._live[req].kv
+        start, end = kv.kv_committed_len, kv.kv_committed_len + len(slots)
+        self._rows.write((kv.req_pool_idx, slice(start, end)), slots.to(torch.int32))
+        kv.kv_committed_len = req.seq_len = end
+        req.block_table = self._pages(self._row(req))
+
+    def release_request(self, req: Request) -> None:
+        made, tree = self._live[req], self._tree
+        kv = made.kv
+        made.full_untruncated_fill_ids = array("q", req.tokens)
+        tree.checkpoint(made, up_to=kv.kv_committed_len)
+        tree.free_kv_row(kv, [(kv.cache_protected_len, kv.kv_committed_len)])
+        tree.unlock(made.lock)
+        self._rows.free(made)
+        del self._live[req]
+        req.block_table = []
+
+    def cached_tokens(self, req: Request) -> int:
+        found: int = self._live[req].prefix_len
+        return found
+
+    def _row(self, req: Request) -> list[int]:
+        kv = self._live[req].kv
+        row: list[int] = self._rows.req_to_token[kv.req_pool_idx, : kv.kv_committed_len].tolist()
+        return row
+
+    def _nodes(self) -> Iterator[tuple[TreeNode, tuple[int, ...]]]:
+        """Each node but the root, with all tokens from the root to its end."""
+        stack: list[tuple[TreeNode, tuple[int, ...]]] = [(self._tree.root_node, ())]
+        while stack:
+            node, path = stack.pop()
+            below = [(child, (*path, *child.key)) for child in node.children.values()]
+            yield from below
+            stack += below
+
+    def snapshot(self) -> Snapshot:
+        """All that the engine keeps, live; cached are the pages of nodes that nobody has locked."""
+        cached, index = set[int](), dict[Hashable, int]()
+        for node, path in self._nodes():
+            pages = self._pages(node.value.tolist())
+            cached.update(pages if not node.lock_ref else ())
+            start = len(path) - len(node.key)
+            for i, page in enumerate(pages):
+                index[node.key.extra_key, path[: start + (i + 1) * self.block_size]] = page
+        return replace(super().snapshot(), cached=frozenset(cached), index=index)
+
+    def state_key(self, names: Mapping[int, int]) -> Hashable:
+        """Everything later answers depend on, requests called by `names`; not the contents.
+
+        Of times only the order counts: the policy is LRU.
+        """
+        tree, nodes = self._tree, list(self._nodes())
+        times = sorted({node.last_access_time for node, _ in nodes})
+        rows = [
+            (
+                names[req.request_id],
+                *self._row(req),
+                kv.cache_protected_len,
+                len(made.origin_input_ids),
+            )
+            for req, made in self._live.items()
+            for kv in (made.kv,)
+        ]
+        return (
+            allocator_key(self._allocator),
+            tuple(sorted(rows)),
+            tuple(
+                sorted(
+                    (
+                        node.key.extra_key or "",
+                        path,
+                        tuple(node.value.tolist()),
+                        node.lock_ref,
+                        times.index(node.last_access_time),
+                        node in tree.evictable_leaves,
+                    )
+                    for node, path in nodes
+                )
+            ),
+            (tree.evictable_size_, tree.protected_size_),
+        )

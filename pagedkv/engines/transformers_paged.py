@@ -1,0 +1,261 @@
+"""Hugging Face transformers' `PagedAttentionCache`, the block manager of continuous batching.
+
+Each call does what the scheduler's `_process_candidates` does for a batch of one request, and in
+the end `finish_request`. One layer of full attention; what the cache is made of is made once for
+each geometry, as `PagedAttentionCache` takes milliseconds to make.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, ClassVar, SupportsIndex
+
+import torch
+from transformers import LlamaConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.requests import RequestState
+
+from pagedkv.declarations import NOT_TRIED, Declarations, Returns
+from pagedkv.protocol import Request, Snapshot, as_int
+
+GROUP = "full_attention"
+
+DECLARES = Declarations(
+    out_of_blocks=(Returns(False),),
+    wrong_use=NOT_TRIED,
+    abilities={"append", "ask"},
+    reorders_free=True,
+    engine=True,
+    meaningless={"created_time": "a clock", "lifespan": "times of it", "_timestamps": "the same"},
+    because={
+        "out_of_blocks": "can_store_request_tokens: 'Otherwise, this has no side effects'",
+        "wrong_use": "the docstrings of PagedAttentionCache promise nothing about it",
+        "reorders_free": "Scheduler._try_to_meet_safety_margin calls try_to_free_sectors first",
+        "engine": "its hidden state takes hundreds of microseconds to look at",
+    },
+)
+
+
+class TransformersPaged:
+    """`PagedAttentionCache` without block sharing, a sector for each block; sizes > 0."""
+
+    declares = DECLARES
+    blocks_per_sector: ClassVar[int] = 1
+    shares: ClassVar[bool] = False
+
+    def __init__(
+        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
+    ) -> None:
+        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
+        self.block_size = as_int("block_size", block_size, minimum=1)
+        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+        self._cache = copied(
+            made(self.num_blocks, self.block_size, self.blocks_per_sector, self.shares)
+        )
+        self._live: dict[Request, RequestState] = {}  # by identity
+        self._ids = count()
+        self._complete: dict[str, int] = {}  # what the forward pass to come will complete
+        self._copies: list[tuple[int, int]] = []  # (from, to) in blocks, since they were taken
+        self._found: dict[str, int] = {}  # tokens that live requests found, by the engine's ids
+
+    @property
+    def _group(self) -> Any:
+        return self._cache.cache_allocators[GROUP]
+
+    def _new(self, req: Request) -> RequestState:
+        """A request of the engine; it has no extra keys, so one makes other tokens of them."""
+        state = RequestState(request_id=str(next(self._ids)), initial_tokens=contents(req, 0))
+        found = self._cache.search_prefix_match(state.request_id, state.initial_tokens)
+        state.position_offset = self._found[state.request_id] = found
+        return state
+
+    def allocate_for_prefill(self, req: Request) -> bool:
+        state = self._new(req)
+        if not self._store(state, req.seq_len - state.current_len()):
+            # What it found is given up as that of a starved request is.
+            self._cache.free_blocks(state.request_id, no_cache=True)
+            del self._found[state.request_id]
+            return False
+        self._live[req] = state
+        return self._stored(req, req.seq_len - state.current_len())
+
+    def allocate_for_decode(self, req: Request) -> bool:
+        return self.allocate_for_append(req, 1)
+
+    def allocate_for_append(self, req: Request, count: int) -> bool:
+        state = self._live[req]
+        if not self._store(state, count):
+            return False
+        state.generated_tokens += contents(req, state.current_len())
+        return self._stored(req, count)
+
+    def can_prefill(self, req: Request) -> bool:
+        fresh = RequestState(request_id="asks", initial_tokens=contents(req, 0))
+        return self._cache.can_store_request_tokens(fresh, req.seq_len, dry_run=True)
+
+    def can_decode(self, req: Request) -> bool:
+        return self.can_append(req, 1)
+
+    def can_append(self, req: Request, count: int) -> bool:
+        return self._cache.can_store_request_tokens(self._live[req], count, dry_run=True)
+
+    def cached_tokens(self, req: Request) -> int:
+        return self._found[self._live[req].request_id]
+
+    def _store(self, state: RequestState, tokens: int) -> bool:
+        self._cache.pool.try_to_free_sectors()
+        return self._cache.can_store_request_tokens(state, tokens)
+
+    def _stored(self, req: Request, tokens: int) -> bool:
+        state = self._live[req]
+        self._complete = self._cache.count_new_complete_blocks(state, tokens)
+        state.position_offset += tokens  # as ContinuousBatchingIOs does for the next batch
+        req.seq_len, req.block_table = state.current_len(), list(self._table(state))
+        return True
+
+    def computed(self, req: Request) -> None:
+        """After the forward pass `update_batch` calls `mark_complete_blocks`."""
+        state = self._live[req]
+        self._cache.mark_complete_blocks(state, self._complete)
+        self._complete, req.block_table = {}, list(self._table(state))
+
+    def release_request(self, req: Request) -> None:
+        name = self._live.pop(req).request_id
+        self._cache.free_blocks(name)
+        del self._found[name]
+        req.block_table = []
+
+    def _table(self, state: RequestState) -> list[int]:
+        table: list[int] = self._group.block_table[state.request_id]
+        return table
+
+    def slots(self, req: Request) -> list[tuple[int, int, int]]:
+        """Where each position of a live request is read from, as the engine itself says."""
+        group, state = self._group, self._live[req]
+        rows = group.get_read_indices(state.request_id, state.current_len(), 0)
+        return [(0, *divmod(row, group.block_physical_stride)) for row in rows]
+
+    def snapshot(self) -> Snapshot:
+        """All that the engine keeps, live. The blocks of the first two sectors are for padding."""
+        cache, group, pool, size = (
+            self._cache,
+            self._group,
+            self._cache.pool,
+            self._group.blocks_per_sector,
+        )
+        counts = {block: 1 for table in group.block_table.values() for block in table}
+        return Snapshot(
+            block_tables={req.request_id: self._table(it) for req, it in self._live.items()},
+            seq_lens={req.request_id: it.current_len() for req, it in self._live.items()},
+            free_blocks=[
+                *(b for tree in pool._free_blocks[0].trees.values() for b in reversed(tree)),
+                *(s * size + i for s in reversed(pool.free_sectors) for i in range(size)),
+            ],
+            num_free=pool.count_free_blocks(group.index) + pool.num_free_sectors * size,
+            blocks=range(2 * size, 2 * size + cache.num_blocks),
+            reserved=range(2 * size),
+            # A count of 1 is implicit, BlockLedger says.
+            ref_counts=counts | group.ledger.shared_ref_counts,
+            cached=group.ledger.cached_blocks,
+            index=group.ledger.hash_to_block if self.shares else None,
+        )
+
+    def state_key(self, names: Mapping[int, int]) -> Hashable:
+        """Everything later answers depend on, requests called by `names`; not the contents."""
+        pool, group = self._cache.pool, self._group
+        ledger, trees = group.ledger, pool._free_blocks[0]
+        return (
+            tuple(pool.free_sectors),
+            len(trees),
+            tuple((root, *tree) for root, tree in trees.trees.items()),
+            tuple(
+                sorted(
+                    (names[r.request_id], it.current_len(), *self._table(it))
+                    for r, it in self._live.items()
+                )
+            ),
+            tuple(sorted(ledger.shared_ref_counts.items())),
+            tuple(ledger.cached_blocks),
+            tuple(sorted(ledger.block_to_hash.items())),
+            tuple(sorted(ledger.hash_to_block.items())),
+        )
+
+    def clone(
+        self, requests: Mapping[int, Request]
+    ) -> tuple[TransformersPaged, dict[int, Request]]:
+        """A copy of the manager and of those handles; what never changes is shared."""
+        twins = {req: copy.copy(req) for req in {*self._live, *requests.values()}}
+        for req in twins.values():
+            req.block_table, req.tokens = list(req.block_table), list(req.tokens)
+        other = copy.copy(self)
+        other._cache, other._ids = copied(self._cache), copy.copy(self._ids)
+        other._found, other._copies = dict(self._found), list(self._copies)
+        other._live = {twins[req]: copy.copy(state) for req, state in self._live.items()}
+        for state in other._live.values():
+            state.generated_tokens = list(state.generated_tokens)
+        return other, {name: twins[req] for name, req in requests.items()}
+
+
+class TransformersSectors(TransformersPaged):
+    """The same with two blocks in a sector, as groups of few layers or small heads have them."""
+
+    blocks_per_sector = 2
+    declares = replace(
+        DECLARES,
+        block_sizes=(1, 2, 4),
+        pool_multiple=2,
+        min_blocks=2,
+        because={
+            **DECLARES.because,
+            "block_sizes": "a sector of two blocks is made here of 128 bytes",
+            "pool_multiple": "num_sectors_from_config: the pool is made of whole sectors",
+            "min_blocks": "num_sectors_from_config: the pool is made of whole sectors",
+        },
+    )
+    state_key, clone = TransformersPaged.state_key, TransformersPaged.clone
+
+
+def contents(req: Request, start: int) -> list[int]:
+    """The tokens from `start` on; other ones for each extra key, a number."""
+    return [2 * int(req.extra_key or 0) + token for token in req.tokens[start:]]
+
+
+@lru_cache(maxsize=64)
+def made(blocks: int, block_size: int, blocks_per_sector: int, shares: bool) -> PagedAttentionCache:
+    """A cache as it is when new, to be copied."""
+    # A row of keys and values takes 8 bytes for each of its dimensions, a sector 128 or a multiple.
+    dims = 16 if blocks_per_sector == 1 else 16 // blocks_per_sector // block_size
+    config = LlamaConfig(
+        num_hidden_layers=1, num_attention_heads=1, hidden_size=dims, head_dim=dims, vocab_size=4
+    )
+    batching = ContinuousBatchingConfig(
+        page_size=block_size,
+        num_blocks=blocks,
+        max_batch_tokens=blocks * block_size,
+        max_memory_percent=0.5,
+        allow_block_sharing=shares,
+    )
+    alone = SimpleNamespace(tp_size=1, are_kv_heads_tp_ed=lambda: False)
+    return PagedAttentionCache(config, batching, "cpu", alone, dtype=torch.float32)
+
+
+def copied(cache: PagedAttentionCache) -> PagedAttentionCache:
+    """A cache in the same state that shares with it only what never changes, and the tensor."""
+    other = copy.copy(cache)
+    other.pool = copy.deepcopy(cache.pool)
+    other.cache_allocators = {}
+    for name, group in cache.cache_allocators.items():
+        twin = other.cache_allocators[name] = copy.copy(group)
+        twin.block_table = {r: list(table) for r, table in group.block_table.items()}
+        twin.ledger, twin.pool = copy.deepcopy(group.ledger), other.pool
+    other.layer_to_allocator = {
+        layer: other.cache_allocators[group.layer_type]
+        for layer, group in cache.layer_to_allocator.items()
+    }
+    return other
