@@ -21,9 +21,10 @@ from pagedkv.reference import KVCacheManager
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
+from pagedkv.stateful.naming import renamed
 from pagedkv.stateful.shrink import shrink
 from pagedkv.stateful.subject import Subject
-from pagedkv.stateful.traces import Trace, read_trace, renamed, write_trace
+from pagedkv.stateful.traces import Trace, read_trace, write_trace
 
 GEOMETRY = Geometry(64, 4)
 LONGEST = 24

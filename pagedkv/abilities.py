@@ -31,7 +31,7 @@ group: blocks released inside a group come back when it ends, not before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -151,7 +151,7 @@ PROTOCOLS: Mapping[AbilityName, type] = MappingProxyType(
 """What a target that declares the ability must have; `window` has no call of its own."""
 
 
-def missing(manager: object, abilities: frozenset[AbilityName]) -> list[AbilityName]:
+def missing(manager: object, abilities: Set[AbilityName]) -> list[AbilityName]:
     """The declared abilities that the manager has no calls for, in canonical order."""
     return [
         name

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,18 @@ class Builtin:
     @property
     def installed(self) -> bool:
         """Whether `needs` is there, looked for without importing any of it; changes nothing."""
-        path = None
+        path: list[str] | None = None
         for name in prefixes(self.needs):
-            spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
+            try:
+                spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
+            except KeyError:
+                # A namespace: where its parts lie it only says once its parent is imported.
+                leaf = name.rpartition(".")[2]
+                path = [str(there) for at in path or () if (there := Path(at) / leaf).is_dir()]
+                continue
             if spec is None:
                 return False
-            path = spec.submodule_search_locations or ()
+            path = list(spec.submodule_search_locations or ())
         return True
 
     @property

@@ -6,7 +6,7 @@ An ability brings its own subclasses. A command's dataclass fields are its JSON.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -91,6 +91,19 @@ class Command(ABC):
     def renamed(self, names: Mapping[int, int]) -> Self:
         """The same command for the requests' new names; changes nothing."""
         return replace(self, request=names[self.request])
+
+    def simpler(self) -> Iterator[Command]:
+        """Commands of another kind or shape that ask for less, the least first.
+
+        Those with smaller `sizes` are not among them.
+        """
+        return iter(())
+
+    def scaled(self, size: int, smaller: int, *, full: bool) -> Self:
+        """The same numbers of blocks in smaller ones: the last of each full, or with one token."""
+        blocks = {name: -(-getattr(self, name) // size) for name in self.sizes}
+        sizes = {name: n * smaller if full else (n - 1) * smaller + 1 for name, n in blocks.items()}
+        return replace(self, **sizes)
 
     def __str__(self) -> str:
         given = (str(getattr(self, f.name)) for f in fields(self) if f.init)

@@ -51,6 +51,12 @@ def tokens_of(tags: tuple[int, ...], block_size: int) -> tuple[tuple[int, ...], 
     ), extra
 
 
+def block_of(tag: int, block_size: int) -> tuple[int, int]:
+    """What all tags of one block have in common: where a block is shared, only these are."""
+    rest, extra = divmod(tag - 1, EXTRAS)
+    return rest // block_size, extra
+
+
 def highest(blocks: int, block_size: int) -> int:
     """No tag of a request of up to so many blocks is higher."""
     return (2 << blocks) * block_size * EXTRAS

@@ -10,19 +10,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count as counting
 
+from pagedkv.specs.content import block_of
 from pagedkv.specs.model import GONE, Model, Setting
 from pagedkv.specs.steps import Grant
 
 
 def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
-    """Blocks due to grow to `after` tokens; lookahead blurs both ends. Changes nothing."""
+    """Blocks due to grow to `after` tokens; lookahead blurs both ends. Changes nothing.
+
+    A tail that was cut out of a full block may be found by others, and is copied then: whether
+    it is, the tables say; `prefix-counted` judges that.
+    """
     blocks_for, lookahead = setting.geometry.blocks_for, setting.declared.lookahead
     before = len(model.live.get(request, ()))
-    need = blocks_for(after) - blocks_for(before)
+    need, perhaps = blocks_for(after) - blocks_for(before), 0
     if setting.tracks_pages and before:
-        need += shares_tail(model, setting, request) - len(_dead(model, setting, request, after))
+        need += shares_tail(model, setting, request)
+        if not model.grouping:  # What goes back inside a group is withheld.
+            need -= len(_dead(model, setting, request, after))
+    if setting.cuts_shared and before % setting.geometry.block_size:
+        perhaps = 1 - shares_tail(model, setting, request)
     had = lookahead if before else 0
-    return Grant(low=max(0, need - had), high=max(0, need) + lookahead)
+    return Grant(low=max(0, need - had), high=max(0, need) + perhaps + lookahead)
 
 
 def admission(setting: Setting, seq_len: int) -> Grant:
@@ -107,8 +116,7 @@ def resumed(model: Model, setting: Setting, request: int) -> Model:
     """The model in which a released request holds its kept length again; changes nothing."""
     if not setting.by_content:
         return grown(model, setting, request, model.released[request])
-    there = placed(model, setting, request, model.kept[request])
-    return replace(there, kept={r: tags for r, tags in model.kept.items() if r != request})
+    return placed(model, setting, request, model.kept[request])
 
 
 def shares_tail(model: Model, setting: Setting, request: int) -> bool:
@@ -130,6 +138,8 @@ def blocks_at_most(model: Model, setting: Setting) -> int:
 def blocks_due(model: Model, setting: Setting) -> int:
     """Blocks that the live requests need in all, at least; changes nothing."""
     size = setting.geometry.block_size
+    if setting.cuts_shared:
+        return len({block_of(tag, size) for tags in model.live.values() for tag in tags})
     if setting.by_content:
         whole = {tags[end] for tags in model.live.values() for end in _ends(len(tags), size)}
         if not setting.tracks_pages:

@@ -68,6 +68,11 @@ class Setting:
         return self.by_content or "fork" in self.declared.abilities
 
     @property
+    def cuts_shared(self) -> bool:
+        """Whether a partly filled tail may be a block that others have found whole."""
+        return self.by_content and "truncate" in self.declared.abilities
+
+    @property
     def tracks_pages(self) -> bool:
         """Whether the number of blocks due depends on more than lengths."""
         return "fork" in self.declared.abilities or self.declared.window is not None
@@ -162,7 +167,8 @@ class Model:
         live = {**self.live, request: tags}
         if request not in self.live:  # In the order of names: how it came about plays no part.
             live = dict(sorted(live.items()))
-        return replace(self, live=live, released=_less(self.released, request))
+        kept = _less(self.kept, request)
+        return replace(self, live=live, released=_less(self.released, request), kept=kept)
 
     def with_released(self, request: int) -> Model:
         """The model in which `request` holds nothing and keeps its length; changes nothing."""

@@ -54,7 +54,7 @@ def _overdue(step: Step, block: int, left: int) -> str | None:
     if left < 1:
         return f"pending[{block}] = {left} < 1: it waits for nothing"
     if block in was:
-        given_back = len(held - step.after.seen.held)
+        given_back = len(held - step.after.seen.held - {declared.null_block})
         passed = given_back if declared.late_blocks else int(step.granted)
         most = was[block] - passed
         why = f"{was[block]} before - {passed} passed ({name})"

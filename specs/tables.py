@@ -76,8 +76,11 @@ def _judge_shared(state: State) -> Judgement:
     """Blocks stand in several tables only at one place, and over the same tokens."""
     places: dict[int, tuple[int, int]] = {}
     size, live = state.setting.geometry.block_size, state.model.live
+    null = state.setting.declared.null_block
     for r, table in sorted(state.seen.tables.items()):
         for i, block in enumerate(table):
+            if block == null:
+                continue
             s, j = places.setdefault(block, (r, i))
             if (s, j) == (r, i):
                 continue

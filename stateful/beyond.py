@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from pagedkv.protocol import PagedKVManager, Request
 from pagedkv.specs.commands import NOBODY, Command
 from pagedkv.specs.model import Geometry, Setting
-from pagedkv.specs.steps import Asked, State
-from pagedkv.stateful.observe import snapshot_of
+from pagedkv.specs.steps import Asked, Raised, State
+from pagedkv.stateful.observe import snapshot_of, told
 from pagedkv.stateful.pool import Pool, ShadowPool, TensorPool
 from pagedkv.stateful.target import check_tensor
 
@@ -31,15 +31,20 @@ class Stands(Protocol):
 def ask(command: Command, world: Stands) -> Asked | None:
     """What the manager says it would do; None for what it is not asked about.
 
-    Raises whatever the manager raises.
+    An exception is what it says, too.
     """
     question = command.question()
     if question is None or not hasattr(world.manager, question[0]):
         return None
     name, rest = question
-    answer = getattr(world.manager, name)(world.handles[command.asks_about()], *rest)
-    now = snapshot_of(world.manager, world.handles, world.state.model.live)
     was = world.state.seen.snapshot
+    try:
+        answer = getattr(world.manager, name)(world.handles[command.asks_about()], *rest)
+        now = snapshot_of(world.manager, world.handles, world.state.model.live)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a target may raise anything
+        return Asked(Raised(type(error).__name__, told(error)))
     return Asked(answer, None if now == was else (was, now))
 
 
@@ -54,7 +59,9 @@ def host_pool(manager: Any, geometry: Geometry, setting: Setting) -> Pool | None
     if tensor is None:
         return ShadowPool(geometry.block_size)
     check_tensor(tensor, geometry, setting.highest_tag)
-    return TensorPool(tensor)
+    pool = TensorPool(tensor)
+    pool.poison(range(setting.host_blocks))
+    return pool
 
 
 def copied_host(host: Pool | None, manager: Any) -> Pool | None:

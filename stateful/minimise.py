@@ -104,7 +104,12 @@ class Case:
 
 
 def _rank(command: Command) -> tuple[object, ...]:
-    return (_RANK[command.op], *(str(getattr(command, f.name)).zfill(9) for f in fields(command)))
+    return (_RANK[command.op], *(_size(getattr(command, f.name)) for f in fields(command)))
+
+
+def _size(value: object) -> object:
+    """The shorter of two prompts is the smaller one."""
+    return (len(value), value) if isinstance(value, tuple) else value
 
 
 def _candidates(case: Case) -> Iterator[tuple[Geometry, History]]:
@@ -183,16 +188,12 @@ def _up_to(number: int, every: int = EVERY_SIZE_UP_TO) -> list[int]:
 
 def _scaled(commands: History, size: int, smaller: int, *, full: bool) -> History:
     """The same numbers of blocks in smaller ones: the last of each full, or with one token."""
-    scaled = []
-    for command in commands:
-        blocks = {name: -(-getattr(command, name) // size) for name in command.sizes}
-        sizes = {name: n * smaller if full else (n - 1) * smaller + 1 for name, n in blocks.items()}
-        scaled.append(replace(command, **sizes))
-    return tuple(scaled)
+    return tuple(command.scaled(size, smaller, full=full) for command in commands)
 
 
 def _less(command: Command) -> Iterator[Command]:
-    """The same command with smaller sizes, the smallest first."""
+    """What asks for less in its place, the smallest first."""
+    yield from command.simpler()
     for name in command.sizes:
         value = getattr(command, name)
         for less in _up_to(value, EVERY_LENGTH_UP_TO):

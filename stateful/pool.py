@@ -68,6 +68,8 @@ class ShadowPool:
 
     def write(self, slots: Sequence[Slot], tags: Sequence[int]) -> None:
         self._tags.update(zip(slots, tags, strict=True))
+        if POISON in tags:  # A copied block need not be full; equal pools are equal dicts.
+            self._tags = {slot: tag for slot, tag in self._tags.items() if tag != POISON}
 
     def poison(self, blocks: Iterable[int]) -> None:
         for block in blocks:

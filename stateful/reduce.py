@@ -14,8 +14,8 @@ from time import monotonic
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.stateful.locate import Tell, nobody
+from pagedkv.stateful.naming import lives
 from pagedkv.stateful.swift import SwiftWorld
-from pagedkv.stateful.traces import lives
 from pagedkv.stateful.trust import System
 
 FIRST_WINDOW = 64

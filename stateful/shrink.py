@@ -21,13 +21,14 @@ from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, P
 from pagedkv.stateful.injecting import example_under_fault, rerun_under_fault
 from pagedkv.stateful.locate import Break, Locator, Tell, nobody
 from pagedkv.stateful.minimise import Case, Minimiser
+from pagedkv.stateful.naming import renamed
 from pagedkv.stateful.profiles import EVERY, Scope, fixed_scope
 from pagedkv.stateful.reduce import Reducer
 from pagedkv.stateful.report import Counterexample, OneMinimal, Proof, Shortest, Unfinished
 from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.swift import SwiftWorld
 from pagedkv.stateful.target import CannotDrive
-from pagedkv.stateful.traces import Trace, renamed
+from pagedkv.stateful.traces import Trace
 from pagedkv.stateful.trust import System
 
 SMALL_NAMES = 64

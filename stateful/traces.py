@@ -21,7 +21,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -244,74 +243,3 @@ def _maker(command: Command) -> Callable[[int], Command] | None:
     values = {f.name: getattr(command, f.name) for f in fields(command)}
     del values["request"]
     return lambda request: kind(request=request, **values)
-
-
-def lives(commands: Sequence[Command]) -> list[int]:
-    """For each command, the number of the request that it is about; changes nothing.
-
-    An id that is prefilled again after its release is another request. What follows a release
-    without that, such as a resume, is about the same one.
-    """
-    current: dict[int, int] = {}
-    ended: set[int] = set()
-    numbers: list[int] = []
-    made = 0
-    for command in commands:
-        name = command.request
-        if name not in current or (command.begins and name in ended):
-            current[name] = made
-            made += 1
-        if command.ends:
-            ended.add(name)
-        elif ended:
-            ended.discard(name)
-        numbers.append(current[name])
-    return numbers
-
-
-def _called(
-    command: Command, names: Sequence[int], known: dict[tuple[int, ...], Command]
-) -> Command:
-    """The command by other names; known by identity, since equal commands mostly are one object."""
-    old = command.names()
-    if old == (*names,):
-        return command
-    key = (id(command), *names)
-    if key not in known:
-        known[key] = command.renamed(dict(zip(old, names, strict=True)))
-    return known[key]
-
-
-def renamed(commands: Sequence[Command]) -> tuple[Command, ...]:
-    """The same history with each request called by the lowest name that is free; changes nothing.
-
-    A name is free before the first and after the last command about its request, if the request
-    holds nothing then: one that is never released keeps it. Tags are made from names, so that
-    names must stay small.
-    """
-    about = lives(commands)
-    last = {life: i for i, life in enumerate(about)}
-    holds: set[int] = set()
-    names: dict[int, int] = {}
-    free: list[int] = []
-    made = 0
-    current: dict[int, int] = {}  # what is called so now, by old name
-    known: dict[tuple[int, ...], Command] = {}
-    result: list[Command] = []
-    for i, (command, life) in enumerate(zip(commands, about, strict=True)):
-        name = names.get(life)
-        if name is None:
-            if not free:
-                heappush(free, made)
-                made += 1
-            name = names[life] = heappop(free)
-        current[command.request] = life
-        result.append(_called(command, [names[current[old]] for old in command.names()], known))
-        if command.ends:
-            holds.discard(life)
-        elif command.takes:
-            holds.add(life)
-        if last[life] == i and life not in holds:
-            heappush(free, name)
-            del names[life]
-    return tuple(result)

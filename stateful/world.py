@@ -139,12 +139,13 @@ class World:
         given = returned = view(request)
         asked = ask(command, self) if "ask" in self.setting.active else None
         outcome = self._call(command)
-        reused: frozenset[int] = frozenset()
-        observed = True
+        reused, observed = frozenset[int](), True
         try:
             returned = view(request)
             if isinstance(outcome, Done) and isinstance(expected, Grant):
                 reused = self._grant(before, here.after(command), command, request)
+                # Being told that a block is computed may let it be replaced by an equal one.
+                returned = view(request) if self.setting.by_content else returned
             else:
                 undo()
                 self._refuse(before)
@@ -219,8 +220,7 @@ class World:
         eyes.follow_tensor()
         if self.setting.declared.abilities:
             carry(self.manager, eyes.pool, self._host, before, self.state)
-            was = was.union(before.seen.snapshot.cached, before.seen.snapshot.withheld or ())
-            freed = was - now.union(seen.cached, seen.withheld or ())
+            freed = self._freed_by(before, seen)
         if freed:
             eyes.pool.poison(freed)
             self._freed |= freed
@@ -236,6 +236,15 @@ class World:
         elif self.setting.by_content:
             self._stand(logic, seen, views)
         return taken & self._freed
+
+    def _freed_by(self, before: State, seen: Snapshot) -> frozenset[int]:
+        """The blocks whose content is nobody's from now on."""
+        was, kept = before.seen.snapshot, seen.cached
+        if self.setting.by_content:  # What is withheld may be found again.
+            kept = kept.union(seen.withheld or ())
+        had = before.seen.held.union(was.cached, was.withheld or ())
+        null = self.setting.declared.null_block
+        return frozenset(b for b in had - self.state.seen.held - kept if b != null)
 
     def read(self) -> Contents:
         """What each live request reads back now; changes nothing."""
@@ -309,10 +318,12 @@ class World:
         handles = self.state.seen.handles
         if trust.key != "own":
             return [tuple(sorted(handles))]
-        first = tuple(sorted(handles, key=lambda r: (handles[r][1:4], r)))
         if not self.setting.declared.abilities:  # Tables tell live requests apart.
-            return [first]
-        alike = [tuple(group) for _, group in groupby(first, key=lambda r: handles[r][1:4])]
+            return [tuple(sorted(handles, key=lambda r: (handles[r][1:4], r)))]
+        tables = self.state.seen.tables
+        said = {r: (handles[r][1:4], tables.get(r, ())) for r in handles}
+        first = sorted(handles, key=lambda r: (said[r], r))
+        alike = [tuple(group) for _, group in groupby(first, key=said.__getitem__)]
         return [
             tuple(r for group in groups for r in group)
             for groups in product(*(permutations(group) for group in alike))

@@ -14,6 +14,7 @@ from pagedkv.specs.model import Geometry, Model, Setting
 from pagedkv.specs.properties import Broken, Judgement
 from pagedkv.specs.steps import (
     DONE,
+    Asked,
     Expected,
     Handle,
     Observation,
@@ -33,7 +34,8 @@ Tables = Mapping[int, tuple[int, ...]]
 
 def declaring(**fields: Any) -> Declarations:
     """Declarations whose reason is this test."""
-    reasons = {name: "this test" for name in fields if name not in ("meaningless", "never_reached")}
+    without = ("abilities", "meaningless", "never_reached")
+    reasons = {name: "this test" for name in fields if name not in without}
     return Declarations(**fields, because=reasons)
 
 
@@ -123,6 +125,7 @@ def step(
     reused: frozenset[int] = frozenset(),
     peer: Step | None = None,
     index: int = 1,
+    asked: Asked | None = None,
 ) -> Step:
     """A step whose handle is, unless named, what stands before and after it."""
     if expected is None:
@@ -133,7 +136,8 @@ def step(
     if returned is None:
         returned = shown if outcome is DONE else given
         given = given._replace(tokens=returned.tokens)
-    return Step(index, command, expected, outcome, given, returned, before, after, reused, peer)
+    seen = (before, after, reused, peer)
+    return Step(index, command, expected, outcome, given, returned, *seen, asked=asked)
 
 
 def message(judgement: Judgement) -> str:

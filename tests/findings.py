@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -22,7 +23,13 @@ def scripts(page: str) -> list[tuple[str, str]]:
 def printed(script: str) -> str:
     """What the script prints in a Python of its own."""
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        # As this Python knows it: MAX, once imported, leaves a PYTHONEXECUTABLE beneath it.
+        env=dict(os.environ),
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

@@ -121,6 +121,7 @@ def test_help_lists_the_commands_that_there_are(capsys):
     assert [line.split()[0] for line in listed.splitlines()] == [
         "check",
         "explore",
+        "join",
         "replay",
         "score",
         "shrink",
@@ -506,4 +507,5 @@ def test_built_in_targets_complete():
         capture_output=True,
         text=True,
     )
-    assert told.stdout.split() == ["plain,reference"], told.stderr
+    names = ["plain,reference", "plain,reference-shared", "plain,reference-window"]
+    assert told.stdout.split() == names, told.stderr

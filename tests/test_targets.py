@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from textwrap import dedent
@@ -68,7 +69,10 @@ def test_each_builtin_that_is_installed_here_can_be_made(builtin):
 
 
 def test_what_torch_brings_is_installed_here():
-    assert [b.name for b in BUILTINS if b.installed][:3] == ["reference", "array", "torch"]
+    ours = [
+        f"{kind}{more}" for more in ("", "-shared", "-window") for kind in ("reference", "array")
+    ]
+    assert [b.name for b in BUILTINS if b.installed][:7] == [*ours, "torch"]
 
 
 @pytest.mark.parametrize(
@@ -183,12 +187,12 @@ def test_the_probe_finds_a_common_block_size_where_a_function_declares_nothing(f
 
 def test_an_unknown_name_gets_the_nearest_known_one():
     line = line_of("refrence")
-    assert "did you mean reference?" in line
+    assert "did you mean reference or " in line
     assert "module:attribute" in line
 
 
 def test_a_name_like_no_other_gets_all_known_ones():
-    assert "built in are reference, array, torch" in line_of("zzz")
+    assert "built in are reference, array, reference-shared, " in line_of("zzz")
 
 
 def test_a_bare_module_of_the_current_folder_gets_the_form_to_write(folder):
@@ -402,3 +406,17 @@ def test_an_engine_that_changed_gets_the_line_that_installs_the_tested_one(monke
     line = line_of("engine")
     assert "module pagedkv.reference has no attribute Gone" in line
     assert line.endswith("; install it with: pip install engine==1")
+
+
+def test_what_a_namespace_inside_a_package_needs_is_found_without_importing_it(
+    tmp_path, monkeypatch
+):
+    there = tmp_path / "engine_here" / "srt" / "memory"
+    there.mkdir(parents=True)
+    (tmp_path / "engine_here" / "__init__.py").write_text("raise SystemExit", encoding="utf-8")
+    (there / "pool.py").write_text("raise SystemExit", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    row = Builtin("engine", "x:X", "An engine.", "engine_here.srt.memory.pool", "pip install it")
+    assert row.installed
+    assert not replace(row, needs="engine_here.srt.memory.none").installed
+    assert not replace(row, needs="engine_here.srt.none.pool").installed

@@ -116,7 +116,7 @@ def rows(text):
 
 LEAK_TEXT = f"""\
 conservation: Every usable block is free, held, cached or pending; none is lost or counted twice.
-    usable = free + held + cached + pending
+    usable = free + held + cached + pending + withheld
     free(1) + held(0) + cached(0) != usable(2): leak, block 1 belongs to nobody
 
 pool of 2 blocks of 1 token; 2 commands; {Shortest(7)}
@@ -324,7 +324,7 @@ import pagedkv
 
 
 def test_conservation_holds_for_my_module_leaky():
-    """usable = free + held + cached + pending
+    """usable = free + held + cached + pending + withheld
 
     free(1) + held(0) + cached(0) != usable(2): leak, block 1 belongs to nobody
     """

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from builders import declaring, model, setting
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release, Resume
+from pagedkv.specs.abilities.fork import Fork
+from pagedkv.specs.abilities.group import GroupBegin, GroupEnd
 from pagedkv.specs.model import Geometry
+from pagedkv.stateful.naming import lives, renamed
 from pagedkv.stateful.traces import (
     BadTrace,
     Trace,
     file_name,
-    lives,
     read_trace,
-    renamed,
     text_of,
     write_trace,
 )
@@ -187,7 +189,7 @@ def test_a_header_that_is_none_is_refused(tmp_path, line, says):
         ("3", "a JSON object is due, not '3'"),
         ('{"op": "decode", "request": 1, "request": 2}', "a field stands there twice"),
         ('{"op": "decode", "op": "release", "request": 0}', "a field stands there twice"),
-        ('{"op": "fork", "request": 0}', "op = 'fork' is none of decode, prefill"),
+        ('{"op": "spoon", "request": 0}', "op = 'spoon' is none of decode, prefill"),
         ('{"op": "decode"}', "decode has the fields ['request'], got []"),
         ('{"op": "decode", "request": 0, "tokens": 1}', "got ['request', 'tokens']"),
         ('{"op": "decode", "request": -1}', "request = -1 must be an integer >= 0"),
@@ -274,3 +276,34 @@ def test_small_names_stay_as_they_are():
     commands = (Prefill(0, 1), Prefill(1, 1), Decode(0), Release(1), Release(0))
     assert renamed(commands) == commands
     assert renamed(()) == ()
+
+
+def test_groups_are_about_no_request_and_take_no_name():
+    commands = (GroupBegin(), Prefill(9, 1), Release(9), GroupEnd(), Prefill(8, 1))
+    assert renamed(commands) == (
+        *(GroupBegin(), Prefill(0, 1), Release(0), GroupEnd()),
+        Prefill(0, 1),
+    )
+
+
+def test_a_fork_and_its_parent_get_their_names_together():
+    assert renamed((Prefill(9, 1), Fork(5, 9), Decode(5), Fork(7, 5))) == (
+        *(Prefill(0, 1), Fork(1, 0), Decode(1), Fork(2, 1)),
+    )
+
+
+def test_a_name_stays_taken_as_long_as_a_fork_has_its_tokens():
+    over = (Prefill(9, 1), Fork(8, 9), Release(9), Fork(7, 8), Release(8))
+    assert renamed((*over, Prefill(6, 1), Release(7), Prefill(5, 1), Prefill(4, 1))) == (
+        *(Prefill(0, 1), Fork(1, 0), Release(0), Fork(2, 1), Release(1)),
+        *(Prefill(3, 1), Release(2), Prefill(0, 1), Prefill(1, 1)),
+    )
+
+
+@pytest.mark.parametrize("before", [(), (Prefill(0, 1), Release(0))], ids=["never", "over"])
+def test_a_fork_of_nobody_stays_one_that_makes_no_sense(before):
+    *_, fork = renamed((*before, Fork(1, 0)))
+    assert isinstance(fork, Fork)
+    assert fork.request == fork.parent
+    live = model(setting(declared=declaring(abilities={"fork"})), {fork.request: 1}, {})
+    assert not fork.enabled(live, setting(declared=declaring(abilities={"fork"})))

@@ -7,6 +7,7 @@ back and queue the job again, which is `release` and `resume` here.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Hashable, Mapping
 from types import ModuleType, SimpleNamespace
@@ -202,6 +203,37 @@ class ExLlamaV3PageTable:
                 )
             ),
         )
+
+    def clone(
+        self, requests: Mapping[int, Request]
+    ) -> tuple[ExLlamaV3PageTable, dict[int, Request]]:
+        """A copy of the manager and of those handles; what no call changes is shared."""
+        twins = {req: _twin(req) for req in {*self._live, *requests.values()}}
+        other, engine, old = copy.copy(self), copy.copy(self._engine), self._engine.pagetable
+        table = engine.pagetable = copy.copy(old)
+        table.generator, table.metrics = engine, dict(old.metrics)
+        pages = {id(page): copy.copy(page) for page in old.all_pages}
+        for page in pages.values():
+            page.pagetable, page.sequence, page.children = table, page.sequence.clone(), []
+        table.all_pages = [*pages.values()]
+        table.referenced_pages = {h: pages[id(p)] for h, p in old.referenced_pages.items()}
+        table.unreferenced_pages = {h: pages[id(p)] for h, p in old.unreferenced_pages.items()}
+        jobs = {job: copy.copy(job) for job in self._live.values()}
+        for job in jobs.values():
+            (sequence,) = job.sequences = [copy.copy(job.sequences[0])]
+            job.generator, job.pagetable = engine, table
+            sequence.sequence_ids = sequence.sequence_ids.clone()
+            sequence.allocated_pages = [pages[id(page)] for page in sequence.allocated_pages]
+        engine.active_jobs = [jobs[job] for job in self._engine.active_jobs]
+        engine.pending_jobs = []
+        other._engine, other._live = engine, {twins[r]: jobs[j] for r, j in self._live.items()}
+        return other, {name: twins[req] for name, req in requests.items()}
+
+
+def _twin(req: Request) -> Request:
+    twin = copy.copy(req)
+    twin.block_table, twin.tokens = list(req.block_table), list(req.tokens)
+    return twin
 
 
 def _pages(job: Any) -> list[int]:

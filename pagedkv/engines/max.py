@@ -141,7 +141,8 @@ class MaxBlockManager:
 
 def _length(context: TextContext) -> int:
     """The tokens that must have a slot: all but a placeholder for the next one."""
-    return len(context.tokens) - context._has_pending_future_token()
+    placeholders: int = context._has_pending_future_token()
+    return len(context.tokens) - placeholders
 
 
 CachedMaxBlockManager = partial(MaxBlockManager, caching=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex, TypeAlias
 
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
@@ -23,7 +23,7 @@ from pagedkv.protocol import Request, Snapshot, as_int
 DECLARES = Declarations(
     out_of_blocks=(Returns(None),),
     wrong_use=NOT_TRIED,
-    abilities={"append", "group"},
+    abilities=frozenset({"append", "group"}),
     engine=True,
     because={
         "out_of_blocks": "alloc, alloc_extend and alloc_decode return None; common callers raise",
@@ -131,7 +131,8 @@ class SGLangSorted(SGLangPaged):
         return super().state_key(names)
 
 
-Allocator = PagedTokenToKVPoolAllocator | TokenToKVPoolAllocator
+Allocator: TypeAlias = Any
+"""A `PagedTokenToKVPoolAllocator` or a `TokenToKVPoolAllocator`."""
 
 
 def make_allocator(num_blocks: int, block_size: int, *, need_sort: bool) -> Allocator:
@@ -148,20 +149,26 @@ def extend(allocator: Allocator, before: int, after: int, last: int) -> torch.Te
 
     last: the slot of the token before them, -1 if there is none.
     """
+    slots: torch.Tensor | None
     if isinstance(allocator, TokenToKVPoolAllocator):
-        return allocator.alloc(after - before)
+        slots = allocator.alloc(after - before)
+        return slots
     prefix, length = torch.tensor([before]), torch.tensor([after])
-    return allocator.alloc_extend(
+    slots = allocator.alloc_extend(
         prefix, prefix, length, length, torch.tensor([last]), after - before
     )
+    return slots
 
 
 def decode(allocator: Allocator, tokens: int, last: int) -> torch.Tensor | None:
     """The slot of the token after `tokens`, the last of which is in slot `last`; None is "no"."""
+    slot: torch.Tensor | None
     if isinstance(allocator, TokenToKVPoolAllocator):
-        return allocator.alloc(1)
+        slot = allocator.alloc(1)
+        return slot
     length = torch.tensor([tokens + 1])
-    return allocator.alloc_decode(length, length, torch.tensor([last]))
+    slot = allocator.alloc_decode(length, length, torch.tensor([last]))
+    return slot
 
 
 def withheld(allocator: Allocator) -> list[int] | None:

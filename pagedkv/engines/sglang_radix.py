@@ -77,7 +77,7 @@ class SGLangRadix(SGLangPaged):
     declares = replace(
         DECLARES,
         out_of_blocks=(Returns(False),),
-        abilities={"append", "prefix"},
+        abilities=frozenset({"append", "prefix"}),
         tables_outside=True,
         evicts_cached=True,
         because={

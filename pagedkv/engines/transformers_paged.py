@@ -29,7 +29,7 @@ GROUP = "full_attention"
 DECLARES = Declarations(
     out_of_blocks=(Returns(False),),
     wrong_use=NOT_TRIED,
-    abilities={"append", "ask"},
+    abilities=frozenset({"append", "ask"}),
     reorders_free=True,
     engine=True,
     meaningless={"created_time": "a clock", "lifespan": "times of it", "_timestamps": "the same"},
@@ -97,20 +97,20 @@ class TransformersPaged:
 
     def can_prefill(self, req: Request) -> bool:
         fresh = RequestState(request_id="asks", initial_tokens=contents(req, 0))
-        return self._cache.can_store_request_tokens(fresh, req.seq_len, dry_run=True)
+        return bool(self._cache.can_store_request_tokens(fresh, req.seq_len, dry_run=True))
 
     def can_decode(self, req: Request) -> bool:
         return self.can_append(req, 1)
 
     def can_append(self, req: Request, count: int) -> bool:
-        return self._cache.can_store_request_tokens(self._live[req], count, dry_run=True)
+        return bool(self._cache.can_store_request_tokens(self._live[req], count, dry_run=True))
 
     def cached_tokens(self, req: Request) -> int:
         return self._found[self._live[req].request_id]
 
     def _store(self, state: RequestState, tokens: int) -> bool:
         self._cache.pool.try_to_free_sectors()
-        return self._cache.can_store_request_tokens(state, tokens)
+        return bool(self._cache.can_store_request_tokens(state, tokens))
 
     def _stored(self, req: Request, tokens: int) -> bool:
         state = self._live[req]
@@ -223,7 +223,9 @@ class TransformersSectors(TransformersPaged):
 
 def contents(req: Request, start: int) -> list[int]:
     """The tokens from `start` on; other ones for each extra key, a number."""
-    return [2 * int(req.extra_key or 0) + token for token in req.tokens[start:]]
+    extra: Any = req.extra_key
+    shift = 0 if extra is None else 2 * int(extra)
+    return [shift + token for token in req.tokens[start:]]
 
 
 @lru_cache(maxsize=64)

@@ -20,7 +20,7 @@ class TransformersSharing(TransformersPaged):
     shares = True
     declares = replace(
         DECLARES,
-        abilities={"append", "prefix"},
+        abilities=frozenset({"append", "prefix"}),
         tables_outside=True,
         evicts_cached=True,
         because={
@@ -43,7 +43,7 @@ class TransformersForking(TransformersSharing):
 
     declares = replace(
         TransformersSharing.declares,
-        abilities={"append", "prefix", "fork"},
+        abilities=frozenset({"append", "prefix", "fork"}),
         forks_eagerly=True,
         refuses_early=True,
         because={

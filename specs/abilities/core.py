@@ -71,7 +71,8 @@ class Prefill(Command):
     tokens: int
 
     def enabled(self, model: Model, setting: Setting) -> bool:
-        return self.request not in model.live and self.tokens > 0
+        taken = self.request in model.live or self.request in model.swapped
+        return not taken and self.tokens > 0
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         return admission(setting, self.tokens)

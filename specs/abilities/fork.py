@@ -76,7 +76,8 @@ def candidates(model: Model, setting: Setting) -> Iterator[Command]:
 
 def _shared(step: Step) -> bool:
     tables = step.after.seen.tables.values()
-    entries = [block for table in tables for block in table]
+    null = step.after.setting.declared.null_block
+    entries = [block for table in tables for block in table if block != null]
     return len(set(entries)) < len(entries)
 
 

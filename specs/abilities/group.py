@@ -93,6 +93,7 @@ def judge_withheld(step: Step) -> Judgement:
     if was is None and now is None:
         return VACUOUS
     before, after = step.before.seen, step.after.seen
+    null = step.after.setting.declared.null_block
     if early := (was or frozenset()) & after.held:
         return Broken(
             f"{step.command} handed out block {min(early)}, which is withheld", tuple(sorted(early))
@@ -103,7 +104,7 @@ def judge_withheld(step: Step) -> Judgement:
         seen = snapshot.free_blocks is not None
         lost = (was or frozenset()) - back if seen else frozenset()
     else:
-        lost = ((was or frozenset()) | (before.held - after.held)) - now
+        lost = ((was or frozenset()) | (before.held - after.held)) - now - {null}
     if lost:
         return Broken(
             f"{step.command}: withheld {show(was)} before, {show(now)} after; block {min(lost)} is "

@@ -5,17 +5,18 @@ no two of them with the same content
 found(r) = the longest run of leading blocks, the last token left out, whose content is indexed
 admitted(r)  =>  the full blocks of r are indexed;  released(r)  =>  nothing has left the index
 granted  <=> blocks needed behind what is found <= free + cached - cached blocks that are found
+a tail that truncate cut out of a block which others found is copied before it grows: one more
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pagedkv.protocol import Request
-from pagedkv.specs.abilities.core import Release, found, lengths, put
+from pagedkv.specs.abilities.core import Prefill, Release, found, lengths, put
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
 from pagedkv.specs.content import EXTRAS, tags_of
@@ -78,6 +79,23 @@ class Admit(Command):
 
     def advance(self, model: Model, setting: Setting) -> Model:
         return placed(model, setting, self.request, self.tags(setting))
+
+    def simpler(self) -> Iterator[Command]:
+        """The prompt without what makes it another than all zeros, or shorter."""
+        if any(self.tokens) and self.extra:
+            yield replace(self, extra=0)
+        if not any(self.tokens) or not self.extra:
+            yield Prefill(self.request, len(self.tokens))
+        for length in range(1, len(self.tokens)):
+            yield replace(self, tokens=self.tokens[:length])
+        for p, token in enumerate(self.tokens):
+            if token:
+                yield replace(self, tokens=(*self.tokens[:p], 0, *self.tokens[p + 1 :]))
+
+    def scaled(self, size: int, smaller: int, *, full: bool) -> Self:
+        firsts = self.tokens[::size]
+        tokens = [token for first in firsts for token in (first, *[0] * (smaller - 1))]
+        return replace(self, tokens=tuple(tokens if full else tokens[: len(tokens) - smaller + 1]))
 
 
 MOST_BLOCKS = 3
@@ -179,23 +197,48 @@ def judge_found(step: Step) -> Judgement:
 
 
 def judge_counted(step: Step) -> Judgement:
-    """A prompt is granted exactly where what it finds makes it fit."""
-    tags = _new_prompt(step)
-    if tags is None or not isinstance(step.outcome, NoBlocks | Done):
+    """A call is granted exactly where what it finds, or has to copy, makes it fit."""
+    if not isinstance(step.outcome, NoBlocks | Done):
         return VACUOUS
-    setting, hits = step.after.setting, _hits(step, tags)
-    needed = setting.geometry.blocks_for(len(tags)) - len(hits)
+    tags = _new_prompt(step)
+    if tags is None:
+        return _judge_growth(step)
+    hits = _hits(step, tags)
+    needed = step.after.setting.geometry.blocks_for(len(tags)) - len(hits)
     available = step.before.available - len(step.before.seen.snapshot.cached.intersection(hits))
-    sums = f"{len(hits)} block(s) of its prompt are found"
+    why = f"{len(hits)} block(s) of its prompt are found"
+    return _judge_fit(step, needed, available, tuple(hits), why)
+
+
+def _judge_growth(step: Step) -> Judgement:
+    """The same of growing past a tail that was cut out of a block which others may have found."""
+    own, setting, model = step.command.request, step.after.setting, step.before.model
+    before = len(model.live.get(own, ()))
+    after = len(step.command.advance(model, setting).live.get(own, ()))
+    cut = setting.cuts_shared and before % setting.geometry.block_size > 0
+    if after <= before or not cut or setting.declared.window is not None:
+        return VACUOUS
+    tables = step.before.seen.tables
+    tail = tables[own][-1]
+    others = sum(tail in table for r, table in tables.items() if r != own)
+    needed = setting.geometry.blocks_for(after) - setting.geometry.blocks_for(before)
+    why = f"its tail, block {tail}, is held by {others} other request(s)"
+    return _judge_fit(step, needed + (others > 0), step.before.available, (tail,), why)
+
+
+def _judge_fit(
+    step: Step, needed: int, available: int, blocks: tuple[int, ...], why: str
+) -> Judgement:
+    declared = step.after.setting.declared
     if isinstance(step.outcome, NoBlocks):
-        if needed > available or setting.declared.refuses_early:
+        if needed + declared.lookahead > available or declared.refuses_early:
             return HOLDS
-        sums = f"refused as out of blocks: needed({needed}) <= available({available}), for {sums}"
+        relation = f"refused as out of blocks: needed({needed}) <= available({available})"
     else:
-        if needed <= available:
+        if needed - declared.lookahead <= available:
             return HOLDS
-        sums = f"granted: needed({needed}) > available({available}), for {sums}"
-    return Broken(f"{step.command} {sums}", tuple(hits), (step.command.request,))
+        relation = f"granted: needed({needed}) > available({available})"
+    return Broken(f"{step.command} {relation}, for {why}", blocks, (step.command.request,))
 
 
 def judge_published(step: Step) -> Judgement:
@@ -274,8 +317,8 @@ PREFIX = Ability(
         ),
         Property(
             "prefix-counted",
-            "A prompt is granted exactly where what it finds makes it fit.",
-            "granted <=> needed - found <= free + cached - found in cached",
+            "A call is granted exactly where what it finds, or has to copy, makes it fit.",
+            "granted <=> needed - found + copied <= free + cached - found in cached",
             EveryStep(judge_counted),
             frozenset({Need.INDEX}),
         ),

@@ -1,7 +1,7 @@
 """Sliding window: blocks behind it go back; those that it still reads never do.
 
 table[r][i] = null  =>  (i + 1) * block_size <= seq_len[r] - window
-a granted call on r that grows it leaves no block behind the window that the call could see
+a granted call on r that grows it leaves no block behind the window that r held before it
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def judge_freed(step: Step) -> Judgement:
     if null is None or not step.granted or not grew or after is None:
         return VACUOUS
     behind = max(0, len(after) - window) // step.after.setting.geometry.block_size
+    had = len(step.before.seen.tables.get(own, ()))  # What it took itself goes at the next call.
     table = step.after.seen.tables.get(own, ())
-    for i, block in enumerate(table[:behind]):
+    for i, block in enumerate(table[: min(behind, had)]):
         if block != null:
             return Broken(
                 f"{step.command}: block_table[{own}][{i}] = {block} != {null}: the window of "
@@ -84,7 +85,7 @@ WINDOW = Ability(
         Property(
             "window-freed",
             "A call that grows a request gives back the blocks that it leaves behind the window.",
-            "grown(r) => table[r][i] = null for (i + 1) * block_size <= seq_len[r] - window",
+            "(i + 1) * block_size <= seq_len[r] - window => table[r][i] = null, if held before",
             EveryStep(judge_freed),
             frozenset({Need.WINDOW}),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+from typing import Any
 
 import pytest
 
@@ -145,7 +146,7 @@ def test_the_key_tells_apart_the_order_in_which_pages_came_back():
         requests = [admit(manager, name, 1) for name in range(2)]
         for name in order:
             manager.release_request(requests[name])
-        key = manager.state_key(NAMES)
+        key: Any = manager.state_key(NAMES)
         assert marshal.loads(marshal.dumps(key)) == key
         keys.add(key)
     assert len(keys) == 2

@@ -1,0 +1,151 @@
+"""The `PagedAttentionCache` of transformers 5.8 to 5.12, whose blocks a `BlockManager` keeps.
+
+Here to show faults of those releases again: each call does what their scheduler and `update_batch`
+do. Tokens are nobody else's, so that blocks are shared by forks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, SupportsIndex
+
+import torch
+from transformers import LlamaConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.requests import RequestState
+from transformers.generation.continuous_batching.scheduler import Scheduler
+
+from pagedkv.declarations import NOT_TRIED, Declarations, Returns
+from pagedkv.protocol import Request, Snapshot, as_int
+
+
+class TransformersBlocks:
+    """`PagedAttentionCache` with one group of full attention; sizes > 0, else ValueError."""
+
+    declares = Declarations(
+        out_of_blocks=(Returns(False),),
+        wrong_use=NOT_TRIED,
+        abilities=frozenset({"fork"}),
+        forks_eagerly=True,
+        refuses_early=True,
+        evicts_cached=True,
+        tables_outside=True,
+        lookahead=2,
+        engine=True,
+        because={
+            "out_of_blocks": "Scheduler._allocate_blocks_if_needed returns False",
+            "wrong_use": "the docstrings of PagedAttentionCache promise nothing about it",
+            "forks_eagerly": "BlockManager.fork_blocks copies what is not complete",
+            "refuses_early": "a fork copies the lookahead too",
+            "evicts_cached": "BlockManager.has_enough_free_blocks",
+            "tables_outside": "CacheAllocator.block_table",
+            "lookahead": "_allocate_blocks_if_needed: (tokens - occupancy + 1) // block_size + 1",
+            "engine": "its state takes hundreds of microseconds to copy",
+        },
+    )
+
+    def __init__(
+        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
+    ) -> None:
+        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
+        self.block_size = as_int("block_size", block_size, minimum=1)
+        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+        config = LlamaConfig(num_hidden_layers=1, num_attention_heads=1, hidden_size=8, head_dim=8)
+        batching = ContinuousBatchingConfig(
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_batch_tokens=4,
+            max_memory_percent=0.5,
+        )
+        self._cache = new_cache(config, batching)
+        self._live: dict[Request, RequestState] = {}  # by identity
+        self._copies: list[tuple[int, int]] = []
+        self._complete = 0
+        self._ids = count()
+
+    def allocate_for_prefill(self, req: Request) -> bool:
+        name = next(self._ids)
+        state = RequestState(request_id=str(name), initial_tokens=[name] * req.seq_len)
+        if not self._allocated(state, req.seq_len):
+            return False
+        self._live[req] = state
+        return self._placed(req, req.seq_len)
+
+    def allocate_for_decode(self, req: Request) -> bool:
+        state = self._live[req]
+        if not self._allocated(state, 1):
+            return False
+        state.generated_tokens.append(next(self._ids))
+        return self._placed(req, 1)
+
+    def _allocated(self, state: RequestState, tokens: int) -> bool:
+        here: Any = SimpleNamespace(cache=self._cache)
+        return bool(Scheduler._allocate_blocks_if_needed(here, state, tokens))
+
+    def _placed(self, req: Request, tokens: int) -> bool:
+        state = self._live[req]
+        full = state.current_len() // self.block_size
+        state.position_offset += tokens
+        self._complete = state.current_len() // self.block_size - full
+        req.seq_len = state.current_len()
+        return True
+
+    def computed(self, req: Request) -> None:
+        self._cache.mark_shareable_blocks_as_complete(self._live[req], self._complete)
+        self._complete = 0
+
+    def fork_request(self, req: Request, child: Request) -> bool:
+        """As `update_batch` forks; releases that can tell how many forks fit are asked first."""
+        source, name = self._live[req], str(next(self._ids))
+        ask = getattr(self._cache, "compute_max_num_forks", None)
+        if ask is not None and ask(source.request_id) < 1:
+            return False
+        sources, there = self._cache.fork_request(source.request_id, [name])
+        self._copies += zip(sources, there, strict=True)
+        self._live[child] = source.fork(name)
+        return self._placed(child, 0)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        copies, self._copies = self._copies, []
+        return copies
+
+    def release_request(self, req: Request) -> None:
+        self._cache.free_blocks(self._live.pop(req).request_id)
+
+    def snapshot(self) -> Snapshot:
+        blocks, (group,) = self._cache._block_manager, self._cache.group_cache_managers
+        return Snapshot(
+            block_tables={
+                r.request_id: group.block_table[s.request_id] for r, s in self._live.items()
+            },
+            seq_lens={r.request_id: s.current_len() for r, s in self._live.items()},
+            free_blocks=blocks._uninit_block_ids,
+            cached=blocks._init_block_ids,
+            ref_counts={
+                b: block.ref_count for b, block in blocks._id_to_block.items() if block.ref_count
+            },
+        )
+
+    def state_key(self, names: Mapping[int, int]) -> Hashable:
+        blocks, (group,) = self._cache._block_manager, self._cache.group_cache_managers
+        live = sorted(
+            (
+                names[r.request_id],
+                s.current_len(),
+                s.allocated_blocks,
+                *group.block_table[s.request_id],
+            )
+            for r, s in self._live.items()
+        )
+        known = sorted((b, i.ref_count, i.is_complete) for b, i in blocks._id_to_block.items())
+        free = tuple(blocks._uninit_block_ids), tuple(blocks._init_block_ids)
+        return (*free, tuple(live), tuple(known))
+
+
+def new_cache(config: LlamaConfig, batching: ContinuousBatchingConfig) -> PagedAttentionCache:
+    """The cache of one process without tensor parallelism."""
+    alone = SimpleNamespace(tp_size=1, are_kv_heads_tp_ed=lambda: False, tp_on=False)
+    return PagedAttentionCache(config, batching, "cpu", alone, tp_plan={}, dtype=torch.float32)
