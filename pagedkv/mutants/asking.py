@@ -129,16 +129,14 @@ class CountsFoundTwice(AskedToCache):
         return needed <= self._blocks.available
 
 
-@planted("asked-pure", 3)
+@planted("asked-pure", 2)
 class HoldsWhatItIsAskedAbout(AskedToCache):
     """Pins what a prompt would find when it is asked, and leaves it so."""
 
     def can_prefill(self, req: Request) -> bool:
         answer = super().can_prefill(req)
         for block in self._find(req, req.seq_len):
-            if block in self._blocks.cached:
-                self._blocks.cached.remove(block)
-                self._blocks.cached.append(block)
+            self._blocks.hold(block)
         return answer
 
 

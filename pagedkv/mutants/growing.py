@@ -159,13 +159,23 @@ class SlidesOneBlockTooFar(Windowed):
     """Gives back the block that the window starts in."""
 
     def _slide(self, blocks: SharedBlocks, table: tuple[int, ...], seq_len: int) -> list[int]:
-        behind = blocks_for(max(0, seq_len - 2), self.block_size)
-        behind = min(behind, len(table) - 1)
+        behind = min(blocks_for(max(0, seq_len - 2), self.block_size), len(table))
         blocks.drop(held(table[:behind]))
         return [NULL_BLOCK] * behind + list(table[behind:])
 
 
 @planted("window-freed", 2)
+class SlidesWhenItHasTo(Windowed):
+    """Keeps the blocks behind the window as long as there are free ones."""
+
+    def _slide(self, blocks: SharedBlocks, table: tuple[int, ...], seq_len: int) -> list[int]:
+        needed = blocks_for(seq_len, self.block_size) - len(table)
+        if needed <= blocks.available:
+            return list(table)
+        return super()._slide(blocks, table, seq_len)
+
+
+@planted("out-of-blocks", 2)
 class NeverSlides(Windowed):
     """Keeps every block behind the window."""
 
@@ -173,7 +183,7 @@ class NeverSlides(Windowed):
         return list(table)
 
 
-@planted("window-freed", 2)
+@planted("out-of-blocks", 2)
 class SlidesOneCallLate(Windowed):
     """Gives back what the window of the length before the call leaves behind."""
 
@@ -195,11 +205,12 @@ class CountsBeforeSliding(Windowed):
 
 @planted("conservation", 2)
 class LosesWhatIsBehind(Windowed):
-    """Nulls the entries behind the window, and puts the blocks nowhere."""
+    """Puts the blocks behind the window nowhere, where there are enough others."""
 
     def _slide(self, blocks: SharedBlocks, table: tuple[int, ...], seq_len: int) -> list[int]:
-        slid = super()._slide(blocks.copy(), table, seq_len)
-        for block in {*held(table)} - {*slid}:
+        enough = len(blocks.free) > 1
+        slid = super()._slide(blocks.copy() if enough else blocks, table, seq_len)
+        for block in {*held(table)} - {*slid} if enough else ():
             del blocks.refs[block]
         return slid
 

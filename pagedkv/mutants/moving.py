@@ -56,10 +56,10 @@ class SwapsInFromTheFirst(Swapping):
 
     def _plan_swap_in(self, req: Request) -> SwapPlan:
         plan = super()._plan_swap_in(req)
-        return plan._replace(there=sorted(plan.there)[0:0] + list(range(len(plan.there))))
+        return plan._replace(there=list(range(len(plan.there))))
 
 
-@planted("contents", 4)
+@planted("contents", 5)
 class ExchangesWithAnother(Swapping):
     """Exchanges the second pool's blocks of two requests that are out: all sums balance."""
 
@@ -148,7 +148,7 @@ class LeavesBeforeLooking(Swapping):
         try:
             super().swap_out(req)
         except OutOfBlocks:
-            self.release_request(req)
+            self._blocks.drop(self._live[req.request_id].blocks[::-1])
             raise
 
 
@@ -271,7 +271,7 @@ class _EndsEmpty(SharedBlocks):
         self.refs.update({one.block: 1 for one in given[1:]})
 
 
-@planted("ref-counts", 4)
+@planted("conservation", 4)
 class HoldsRestOfGroup(Grouping):
     """Counts all blocks of a group but the first as held when it ends."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pagedkv.mutants.able import (
     ArrayCaching,
     Caching,
@@ -13,6 +15,7 @@ from pagedkv.mutants.able import (
 )
 from pagedkv.mutants.registry import planted
 from pagedkv.protocol import OutOfBlocks, Request
+from pagedkv.rows import Int64
 from pagedkv.shared_blocks import Key, SharedBlocks, Withheld
 from pagedkv.shared_core import SharedLease
 from pagedkv.shared_plan import Plan as ArrayPlan
@@ -21,7 +24,7 @@ from pagedkv.shared_plans import Plan
 # ---------------------------------------------------------------- keys
 
 
-@planted("contents", 2)
+@planted("prefix-published", 2)
 class KeysWithoutExtra(Caching):
     """Leaves the extra key out of the key of a block."""
 
@@ -29,7 +32,7 @@ class KeysWithoutExtra(Caching):
         return None, super()._key(req, logical)[1]
 
 
-@planted("table-unique", 2)
+@planted("prefix-published", 1)
 class KeysWithoutPrefix(Caching):
     """Keys a block by its own tokens, without those before it."""
 
@@ -38,7 +41,7 @@ class KeysWithoutPrefix(Caching):
         return extra, tokens[logical * self.block_size :]
 
 
-@planted("contents", 2)
+@planted("prefix-published", 2)
 class KeysOneTokenTooFew(Caching):
     """Leaves the last token of a block out of its key."""
 
@@ -47,14 +50,15 @@ class KeysOneTokenTooFew(Caching):
         return extra, tokens[:-1]
 
 
-@planted("table-unique", 2)
-class KeysByOrder(ArrayCaching):
-    """Keys a block by the tokens of the block alone, in a digest."""
+@planted("contents", 2)
+class FindsOnlyBlock(ArrayCaching):
+    """Takes the one block that is published for the first of every prompt."""
 
-    def _prefix_keys(self, req: Request, count: int) -> Any:
-        size = self.block_size
-        for logical in range(count):
-            yield req.extra_key, repr(req.tokens[logical * size : (logical + 1) * size]).encode()
+    def _hits(self, req: Request, seq_len: int) -> Int64:
+        hits = super()._hits(req, seq_len)
+        if not len(hits) and seq_len > self.block_size and len(self._index) == 1:
+            return np.fromiter(self._index.values(), dtype=np.int64)
+        return hits
 
 
 # ---------------------------------------------------------------- what is found
@@ -72,7 +76,7 @@ class FindsLastTokenToo(Caching):
         return found
 
 
-@planted("prefix-found", 2)
+@planted("prefix-found", 3)
 class FindsFirstBlockOnly(Caching):
     """Finds the first block of a prompt, and none behind it."""
 
@@ -80,7 +84,7 @@ class FindsFirstBlockOnly(Caching):
         return super()._find(req, seq_len)[:1]
 
 
-@planted("prefix-found", 2, seen="vLLM #33524")
+@planted("prefix-counted", 2, seen="vLLM #33524")
 class LeavesWholeBlockToCompute(Caching):
     """Leaves a whole block of a prompt to compute where one token would do."""
 
@@ -88,7 +92,7 @@ class LeavesWholeBlockToCompute(Caching):
         return super()._find(req, seq_len)[: (seq_len - self.block_size) // self.block_size]
 
 
-@planted("prefix-found", 4)
+@planted("prefix-found", 3)
 class FindsHeldBlocksOnly(Caching):
     """Finds what others hold, and nothing that is cached."""
 
@@ -133,7 +137,7 @@ class _Unlocked(SharedBlocks):
         self.refs[block] = self.refs.get(block, 0) + 1
 
 
-@planted("conservation", 3, seen="mini-sglang #52")
+@planted("prefix-counted", 3, seen="mini-sglang #52")
 class DoesNotLockWhatItFound(Caching):
     """Leaves a cached block that is found among those to be evicted."""
 
@@ -211,7 +215,7 @@ class _KeepsKey(SharedBlocks):
         return self.cached.pop(0)
 
 
-@planted("contents", 4, seen="vLLM #4764")
+@planted("index-exact", 3, seen="vLLM #4764")
 class EvictsAndKeepsKey(Caching):
     """Leaves the key of an evicted block in the index."""
 
@@ -318,7 +322,7 @@ class CachesContentTwice(CachingAndGrouping):
     pool_kind = _Twice
 
 
-@planted("contents", 5)
+@planted("prefix-whole", 3)
 class KeepsKeyOfTruncated(CachingAndTruncating):
     """Leaves the key of a published block in place when its request writes into it again."""
 
@@ -330,18 +334,13 @@ class KeepsKeyOfTruncated(CachingAndTruncating):
         return plan
 
 
-@planted("contents", 5)
+class _NeverShared(SharedBlocks):
+    def shared(self, block: int) -> bool:
+        return False
+
+
+@planted("prefix-counted", 4)
 class WritesIntoSharedPublished(CachingAndTruncating):
     """Writes in place into a published block that others hold too."""
 
-    def _plan_growth(self, action: str, req: Request, count: int) -> Plan:
-        plan = super()._plan_growth(action, req, count)
-        if plan.copy is None:
-            return plan
-        plan.blocks.drop([plan.copy.target])
-        plan.blocks.hold(plan.copy.source)
-        table = [*plan.lease.blocks]
-        table[table.index(plan.copy.target)] = plan.copy.source
-        return plan._replace(lease=plan.lease._replace(blocks=tuple(table)), copy=None)
-
-
+    pool_kind = _NeverShared

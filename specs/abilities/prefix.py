@@ -274,6 +274,26 @@ def judge_kept(step: Step) -> Judgement:
     )
 
 
+def judge_whole(step: Step) -> Judgement:
+    """A block that was written into is not found before it is full: what it held may be gone."""
+    own, setting = step.command.request, step.after.setting
+    before, after = step.before.model.live.get(own, ()), step.after.model.live.get(own, ())
+    grew = step.granted and 0 < len(before) < len(after)
+    if not grew or len(after) % setting.geometry.block_size == 0:
+        return VACUOUS
+    table = step.after.seen.tables.get(own, ())
+    tails = table[(len(after) - 1) // setting.geometry.block_size :][:1]
+    for key, block in (step.after.seen.snapshot.index or {}).items():
+        if block in tails:
+            return Broken(
+                f"{step.command} wrote into block {block}, which is not full, and "
+                f"index[{key}] = {block}",
+                tails,
+                (own,),
+            )
+    return HOLDS
+
+
 def _contents(state: State) -> dict[float, int]:
     """Which block is found for each content, by the tag of its last slot."""
     index, ends = state.seen.snapshot.index or {}, state.seen.ends
@@ -334,6 +354,13 @@ PREFIX = Ability(
             "Whatever is found before a release is found after it.",
             "release(r) outside a group: content(index) before <= content(index) after",
             EveryStep(judge_kept),
+            frozenset({Need.INDEX}),
+        ),
+        Property(
+            "prefix-whole",
+            "A block that was written into is found again only once it is full.",
+            "grown(r), seq_len[r] % block_size > 0 => table[r][-1] not in index",
+            EveryStep(judge_whole),
             frozenset({Need.INDEX}),
         ),
         Property(
