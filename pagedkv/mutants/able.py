@@ -115,6 +115,12 @@ class Asked(Sharing):
     abilities = frozenset({"ask"})
 
 
+class ArrayAsked(SharedArrayKVCacheManager):
+    """The array-backed manager, which can be asked about the core."""
+
+    abilities = frozenset({"ask"})
+
+
 class AskedToAppend(Sharing):
     """The reference with append, which can be asked."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pagedkv.ledger import blocks_for
 from pagedkv.mutants.able import (
+    ArrayAsked,
     Asked,
     AskedBehindWindow,
     AskedToAppend,
@@ -44,12 +45,13 @@ class SaysYesInsideBlocks(Asked):
 
 
 @planted("asked-pure", 1, seen="transformers: asking changes what is free")
-class SetsAsideWhenAsked(Asked):
-    """Takes the first free block away when it is asked, until it is asked again."""
+class ReordersWhenAsked(ArrayAsked):
+    """Turns the free list round before it says yes."""
 
     def can_prefill(self, req: Request) -> bool:
         answer = super().can_prefill(req)
-        self._blocks.free = self._blocks.free[::-1]
+        if answer:
+            self._free[: self._num_free] = self._free[: self._num_free][::-1].copy()
         return answer
 
 

@@ -233,15 +233,15 @@ class KeepsFlagOfRecycled(ArrayCaching):
 
 class _EvictsHeld(SharedBlocks):
     def evict(self) -> int:
-        block = next(iter(self.index.values()))
+        block = min(self.index.values())
         self.cached = [other for other in self.cached if other != block]
         self.withdraw(block)
         return block
 
 
-@planted("table-unique", 4)
+@planted("table-unique", 3)
 class EvictsHeldBlock(Caching):
-    """Evicts the block that was published first, whoever holds it."""
+    """Evicts the lowest block that is published, whoever holds it."""
 
     pool_kind = _EvictsHeld
 
