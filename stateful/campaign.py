@@ -68,6 +68,7 @@ class _Campaign:
         self._subject, self._plan, self._listener, self._start = subject, plan, listener, start
         self._searches = Searches(subject, plan, listener, start)
         self._evaluations = self._searches.evaluations
+        self._tried: Exploration | None = None
 
     def run(self) -> TargetReport:
         plan = self._plan
@@ -173,7 +174,20 @@ class _Campaign:
             else:
                 over.append(exploration)
             found = min((shortest(over).get(name, found), found), key=order)
+        whole = self._searches.together
+        if whole is not None and whole not in self._searches.scopes:
+            over.append(self._together(whole, len(found.commands) - 1))
+            found = min((shortest(over).get(name, found), found), key=order)
         return found, over
+
+    def _together(self, scope: Scope, depth: int) -> Exploration:
+        """All abilities at once, to that depth; what was searched for another proof will do."""
+        last = self._tried
+        if last is None or not last.covers(depth):
+            seconds = max(self._searches.left(), 0.5 * self._plan.seconds)
+            limits = Limits(hard_seconds=seconds, depth=depth)
+            last = self._tried = self._searches.explore(scope, limits, whole=True)
+        return last
 
     def _cut(self, found: Found, proof: Proof) -> Counterexample:
         """The counterexample with nothing in it that can go."""

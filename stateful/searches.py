@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic, process_time
 
+from pagedkv.declarations import Declarations
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
@@ -20,7 +21,7 @@ from pagedkv.stateful.explorer import (
     explore,
 )
 from pagedkv.stateful.plan import Plan
-from pagedkv.stateful.profiles import Scope
+from pagedkv.stateful.profiles import Scope, fixed_scope
 from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import varies
@@ -50,7 +51,11 @@ class Searches:
         fresh = subject.probe()
         self.declared = fresh.setting.declared
         self.offered = offered(*fresh.states)
-        self.scopes = plan.profile.scopes(self.declared, pair=len(subject.factories) > 1)
+        pair = len(subject.factories) > 1
+        self.scopes = plan.profile.scopes(self.declared, pair=pair)
+        self.together = together(self.declared, pair=pair)
+        if self.together is not None and plan.until == "first":
+            self.scopes = (*self.scopes[:2], self.together)
         if not all(scope.geometries for scope in self.scopes):
             raise CannotDrive("the target declares that it can have none of the scope's pools")
         self.evaluations: Counter[str] = Counter()
@@ -109,7 +114,9 @@ class Searches:
         look for that is longer than what was found, and the smaller one in the end nothing that
         is as long: of two histories of one length the main scope's counts.
         """
-        main, kept, *more = self.scopes
+        if self.together is not None:
+            return self._deeper_and_deeper()
+        main, kept = self.scopes
         small = self.explore(kept, self._first(KEPT_ENDS, self.plan.profile.depth))
         judged = self.evaluations.copy()
         if interrupted([small]):
@@ -120,13 +127,35 @@ class Searches:
         if not interrupted([large]) and not covers(small, shorter):
             self.evaluations.subtract(judged)  # or it would be counted twice
             small = self.explore(kept, self._first(KEPT_ENDS, shorter))
-        explored = [large, small]
-        for scope in more:
-            least = least_of(explored)
-            shorter = None if least is None else least - 1
-            if not interrupted(explored) and shorter != 0:
-                explored.append(self.explore(scope, self._first(KEPT_ENDS, shorter)))
-        return explored
+        return [large, small]
+
+    def _deeper_and_deeper(self) -> list[Exploration]:
+        """The same where there are abilities: every scope to one depth, then to the next.
+
+        That of the abilities begins. The others then have nothing to look for that is as long as
+        what was found: no scope can be searched to its end before the next, as a fault that shows
+        soon in one may not show in another at all.
+        """
+        explored: dict[Scope, Exploration] = {}
+        counted: dict[Scope, Counter[str]] = {}
+        depth = self.plan.profile.depth
+        while True:
+            for scope in self.scopes[::-1]:
+                least = least_of(explored.values())
+                due = depth if least is None else least - 1
+                if scope in explored and covers(explored[scope], due):
+                    continue
+                self.evaluations.subtract(counted.get(scope, {}))  # or it would count twice
+                judged = self.evaluations.copy()
+                explored[scope] = self.explore(scope, self._first(MAIN_ENDS, due))
+                counted[scope] = self.evaluations - judged
+                if interrupted(explored.values()):
+                    return [explored[one] for one in self.scopes if one in explored]
+            all_of_it = all(one.exhausted for one in explored.values())
+            in_time = all(covers(one, depth) for one in explored.values())
+            if least_of(explored.values()) is not None or all_of_it or not in_time:
+                return [explored[scope] for scope in self.scopes]
+            depth += 1
 
     def _first(self, end: float, depth: int | None) -> Limits:
         return replace(self._limits(end), beyond=None, enough="any", depth=depth)
@@ -140,6 +169,27 @@ class Searches:
             hard_seconds=self.left(end) if plan.hard else 3 * seconds,
             beyond=1,
         )
+
+
+TOGETHER_BLOCKS, TOGETHER_SIZE = 3, 2
+"""The largest pool and block size in which all abilities are tried at once.
+
+With at most two blocks of 3, the least size with a block that was cut and is not full again.
+"""
+
+
+def together(declared: Declarations, *, pair: bool = False) -> Scope | None:
+    """The scope of all abilities at once, which proofs are over too; None for the core alone."""
+    if not declared.abilities:
+        return None
+    pools = [g for g in fixed_scope(declared).geometries if g.num_blocks <= TOGETHER_BLOCKS]
+    # A target that has none of our block sizes is tried with its smallest.
+    least = min((g.block_size for g in pools), default=1)
+    small = tuple(
+        g for g in pools if g.block_size <= max(least, TOGETHER_SIZE + (g.num_blocks < 3))
+    )
+    requests = 2 if pair or declared.engine else 3
+    return Scope("together", small, requests, abilities=declared.abilities)
 
 
 def order(found: Found) -> tuple[int, Geometry]:

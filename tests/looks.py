@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from allocators import world
 from pagedkv import KVCacheManager, Snapshot
+from pagedkv.mutants.able import AskedBehindWindow
 from pagedkv.mutants.bases import Indexed, Late, Unlisted
+from pagedkv.shared_reference import SharedKVCacheManager
+from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release, Resume
+from pagedkv.specs.abilities.fork import Fork
+from pagedkv.specs.abilities.group import GroupBegin, GroupEnd
+from pagedkv.specs.abilities.prefix import Admit
+from pagedkv.specs.abilities.swap import SwapIn, SwapOut
+from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.commands import Command
+from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import EveryState, EveryStep, Property
 from pagedkv.specs.steps import State
 from pagedkv.stateful.lockstep import Lockstep
+from pagedkv.stateful.profiles import EVERY
 from pagedkv.stateful.world import World
 
 HISTORY: tuple[Command, ...] = (
@@ -32,6 +42,24 @@ HISTORY: tuple[Command, ...] = (
     Release(1),
 )
 """Every kind of answer, on 4 blocks of 2 tokens."""
+
+BEYOND: tuple[Command, ...] = (
+    Prefill(0, 3),
+    Fork(1, 0),
+    Append(0, 1),
+    Release(1),
+    Admit(1, (0, 0, 1, 0), 0),
+    Truncate(1, 1),
+    Prefill(2, 9),
+    SwapOut(0),
+    SwapIn(0),
+    GroupBegin(),
+    Release(0),
+    GroupEnd(),
+)
+"""The commands of the abilities, and some after which there is something to judge."""
+GROWING: tuple[Command, ...] = (Prefill(0, 1), Append(0, 4), Decode(0))
+"""The same behind a window."""
 
 Log = set[str]
 
@@ -79,7 +107,7 @@ class _WatchedStep(_Watched):
         if name == "peer" and value is not None:
             self._enter(name)
             return _WatchedStep(value, self._log)
-        if name in ("outcome", "granted", "given", "returned"):
+        if name in ("outcome", "granted", "given", "returned", "asked"):
             self._enter("outcome" if name == "granted" else name)
         return value
 
@@ -90,19 +118,22 @@ def watched(state: State, log: Log) -> State:
     return State(state.setting, state.model, seen)
 
 
-def _systems() -> tuple[World | Lockstep, ...]:
-    pair = Lockstep(world(Indexed), world(KVCacheManager))
-    return (pair, world(Indexed), world(Unlisted), world(Late))
+def _systems() -> Iterator[tuple[World | Lockstep, tuple[Command, ...]]]:
+    yield Lockstep(world(Indexed), world(KVCacheManager)), HISTORY
+    for kind in (Indexed, Unlisted, Late):
+        yield world(kind), HISTORY
+    for able, history in ((SharedKVCacheManager, BEYOND), (AskedBehindWindow, GROWING)):
+        yield World(able, Geometry(4, 2), abilities=EVERY), history
 
 
 @cache
 def looks() -> Mapping[str, frozenset[str]]:
     """By property, all that its judge asked for in a history with every kind of answer."""
     logs: dict[str, Log] = defaultdict(set)
-    for system in _systems():
+    for system, history in _systems():
         offer = offered(*system.states)
         judged = [prop for prop in PROPERTIES.values() if prop.needs <= offer]
-        for command in HISTORY:
+        for command in history:
             step = system.apply(command)
             for prop in judged:
                 log, due = logs[prop.id], prop.expectation

@@ -23,6 +23,11 @@ KINDS = (
     "contents",
     "index",
     "delayed",
+    "sharing",
+    "prefixes",
+    "growing",
+    "moving",
+    "asking",
 )
 """The modules, in the order in which the mutants are listed."""
 

@@ -3,6 +3,7 @@
 index is a map from keys to blocks that are held or cached, each block whole and at most once, and
 no two of them with the same content
 found(r) = the longest run of leading blocks, the last token left out, whose content is indexed
+admitted(r)  =>  the full blocks of r are indexed;  released(r)  =>  nothing has left the index
 granted  <=> blocks needed behind what is found <= free + cached - cached blocks that are found
 a tail that truncate cut out of a block which others found is copied before it grows: one more
 """
@@ -15,7 +16,7 @@ from itertools import product
 from typing import Any, ClassVar, Self
 
 from pagedkv.protocol import Request
-from pagedkv.specs.abilities.core import Prefill, found, lengths, put
+from pagedkv.specs.abilities.core import Prefill, Release, found, lengths, put
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
 from pagedkv.specs.content import EXTRAS, tags_of
@@ -241,6 +242,65 @@ def _judge_fit(
     return Broken(f"{step.command} {relation}, for {why}", blocks, (step.command.request,))
 
 
+def judge_published(step: Step) -> Judgement:
+    """What a prompt fills is indexed once it is computed, in its own blocks or in others."""
+    tags = _new_prompt(step)
+    if tags is None or not step.granted:
+        return VACUOUS
+    size, known = step.after.setting.geometry.block_size, _contents(step.after)
+    for end in range(size - 1, len(tags), size):
+        if tags[end] not in known:
+            return Broken(
+                f"{step.command}: no key finds block {end // size} of the prompt, which is full",
+                step.after.seen.tables.get(step.command.request, ())[end // size : end // size + 1],
+                (step.command.request,),
+            )
+    return HOLDS if len(tags) >= size else VACUOUS
+
+
+def judge_kept(step: Step) -> Judgement:
+    """A release leaves in the index whatever was found there: nothing has to go for it."""
+    snapshot = step.after.seen.snapshot
+    if not (isinstance(step.command, Release) and step.granted) or snapshot.withheld is not None:
+        return VACUOUS
+    before = _contents(step.before)
+    lost = before.keys() - _contents(step.after).keys()
+    if not lost:
+        return HOLDS if before else VACUOUS
+    what = min(lost)
+    return Broken(
+        f"{step.command}: block {before[what]}, which ends in "
+        f"{step.after.setting.name_tag(what)}, was found before, and nothing is now",
+        (before[what],),
+    )
+
+
+def judge_whole(step: Step) -> Judgement:
+    """A block that was written into is not found before it is full: what it held may be gone."""
+    own, setting = step.command.request, step.after.setting
+    before, after = step.before.model.live.get(own, ()), step.after.model.live.get(own, ())
+    grew = step.granted and 0 < len(before) < len(after)
+    if not grew or len(after) % setting.geometry.block_size == 0:
+        return VACUOUS
+    table = step.after.seen.tables.get(own, ())
+    tails = table[(len(after) - 1) // setting.geometry.block_size :][:1]
+    for key, block in (step.after.seen.snapshot.index or {}).items():
+        if block in tails:
+            return Broken(
+                f"{step.command} wrote into block {block}, which is not full, and "
+                f"index[{key}] = {block}",
+                tails,
+                (own,),
+            )
+    return HOLDS
+
+
+def _contents(state: State) -> dict[float, int]:
+    """Which block is found for each content, by the tag of its last slot."""
+    index, ends = state.seen.snapshot.index or {}, state.seen.ends
+    return {ends[block]: block for block in index.values() if block in ends}
+
+
 def _hit(step: Step) -> bool:
     tags = _new_prompt(step)
     if tags is None or not step.granted:
@@ -281,6 +341,27 @@ PREFIX = Ability(
             "A call is granted exactly where what it finds, or has to copy, makes it fit.",
             "granted <=> needed - found + copied <= free + cached - found in cached",
             EveryStep(judge_counted),
+            frozenset({Need.INDEX}),
+        ),
+        Property(
+            "prefix-published",
+            "The full blocks of a prompt can be found once it is computed.",
+            "admitted(r): full blocks of r <= index",
+            EveryStep(judge_published),
+            frozenset({Need.INDEX}),
+        ),
+        Property(
+            "prefix-kept",
+            "Whatever is found before a release is found after it.",
+            "release(r) outside a group: content(index) before <= content(index) after",
+            EveryStep(judge_kept),
+            frozenset({Need.INDEX}),
+        ),
+        Property(
+            "prefix-whole",
+            "A block that was written into is found again only once it is full.",
+            "grown(r), seq_len[r] % block_size > 0 => table[r][-1] not in index",
+            EveryStep(judge_whole),
             frozenset({Need.INDEX}),
         ),
         Property(
