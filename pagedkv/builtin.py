@@ -152,6 +152,20 @@ BUILTINS: tuple[Builtin, ...] = (
         VLLM,
     ),
     Builtin(
+        "vllm-prefix",
+        "pagedkv.engines.vllm_prefix:VllmPrefix",
+        "vLLM's KVCacheManager with requests that find each other's blocks.",
+        "vllm.v1.core.kv_cache_manager",
+        VLLM,
+    ),
+    Builtin(
+        "vllm-window",
+        "pagedkv.engines.vllm_window:VllmWindow",
+        "vLLM's KVCacheManager with a sliding window of 2 tokens.",
+        "vllm.v1.core.kv_cache_manager",
+        VLLM,
+    ),
+    Builtin(
         "vllm-blockpool",
         "pagedkv.engines.vllm:VllmBlockPool",
         "vLLM's BlockPool by itself.",

@@ -27,7 +27,7 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
     if setting.tracks_pages and before:
         need += shares_tail(model, setting, request)
         if not model.grouping:  # What goes back inside a group is withheld.
-            need -= len(_dead(model, setting, request, after))
+            need -= len(dead(model, setting, request, after))
     if setting.cuts_shared and before % setting.geometry.block_size:
         perhaps = 1 - shares_tail(model, setting, request)
     had = lookahead if before else 0
@@ -59,7 +59,7 @@ def placed(model: Model, setting: Setting, request: int, tags: tuple[int, ...]) 
     pages, fresh = list(model.pages.get(request, ())), _fresh(model)
     if pages and shares_tail(model, setting, request):
         pages[-1] = next(fresh)
-    for i in _dead(model, setting, request, len(tags)):
+    for i in dead(model, setting, request, len(tags)):
         pages[i] = GONE
     while len(pages) < setting.geometry.blocks_for(len(tags)):
         pages.append(next(fresh))
@@ -176,13 +176,19 @@ def _ends(seq_len: int, size: int) -> range:
     return range(size - 1, seq_len, size)
 
 
-def _dead(model: Model, setting: Setting, request: int, after: int) -> list[int]:
-    """The logical blocks that growing to `after` tokens leaves behind the window."""
-    window = setting.declared.window
+def behind(setting: Setting, before: int, after: int) -> int:
+    """How many leading blocks growing from `before` to `after` tokens leaves behind the window."""
+    window, declared = setting.declared.window, setting.declared
     if window is None:
-        return []
-    behind = max(0, after - window) // setting.geometry.block_size
-    return [i for i, page in enumerate(model.pages.get(request, ())[:behind]) if page != GONE]
+        return 0
+    reader = before + 1 if declared.window_of_first else after
+    return max(0, reader - window) // setting.geometry.block_size
+
+
+def dead(model: Model, setting: Setting, request: int, after: int) -> list[int]:
+    """The logical blocks that growing to `after` tokens leaves behind the window."""
+    count = behind(setting, len(model.live.get(request, ())), after)
+    return [i for i, page in enumerate(model.pages.get(request, ())[:count]) if page != GONE]
 
 
 def _fresh(model: Model) -> counting[int]:
