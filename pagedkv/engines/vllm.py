@@ -153,25 +153,29 @@ class VllmManager:
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`."""
-        (group,) = self._engine.coordinator.single_type_managers
-        known = [
+        waiting = [
+            (name, q.num_tokens, q.num_computed_tokens)
+            for name, q in self._known(names)
+            if q.num_computed_tokens
+        ]
+        return (tuple(sorted(waiting)), *self.blocks_key(names))
+
+    def _known(self, names: Mapping[int, int]) -> list[tuple[int, EngineRequest]]:
+        return [
             (names[r.request_id], q) for r, q in self._requests.items() if r.request_id in names
         ]
+
+    def blocks_key(self, names: Mapping[int, int]) -> tuple[Hashable, ...]:
+        """The same of the blocks: all, where it means nothing how many tokens wait for slots."""
+        (group,) = self._engine.coordinator.single_type_managers
         return (
-            tuple(
-                sorted(
-                    (name, q.num_tokens, q.num_computed_tokens)
-                    for name, q in known
-                    if q.num_computed_tokens
-                )
-            ),
             tuple(
                 (names.get(int(name), -1), group.num_cached_block.get(name), *ids(table))
                 for name, table in sorted(
                     group.req_to_blocks.items(), key=lambda item: names.get(int(item[0]), -1)
                 )
             ),
-            *pool_key(self._engine.block_pool, self._label(known)),
+            *pool_key(self._engine.block_pool, self._label(self._known(names))),
         )
 
     def _label(self, known: Iterable[tuple[int, EngineRequest]]) -> Label:
@@ -256,14 +260,17 @@ def free(pool: BlockPool) -> Iterator[KVCacheBlock]:
 
 
 def show(pool: BlockPool, tables: Tables, seq_lens: Mapping[int, int]) -> Snapshot:
-    """All that the pool keeps, live, with these tables."""
+    """All that the pool keeps, live, with these tables.
+
+    But for the null block's references: BlockPool, 'The ref_cnt of null_block is not maintained'.
+    """
     return Snapshot(
         block_tables={name: ids(table) for name, table in tables.items()},
         seq_lens=seq_lens,
         free_blocks=ids(free(pool)),
         blocks=[block.block_id for block in pool.blocks if not block.is_null],
         num_free=pool.get_num_free_blocks(),
-        ref_counts={block.block_id: block.ref_cnt for block in pool.blocks},
+        ref_counts={b.block_id: b.ref_cnt for b in pool.blocks if not b.is_null},
         reserved=[block.block_id for block in pool.blocks if block.is_null],
     )
 
@@ -281,7 +288,7 @@ def pool_key(pool: BlockPool, label_of: Label) -> tuple[Hashable, ...]:
     return (
         ids(free(pool)),
         pool.get_num_free_blocks(),
-        tuple([(b.ref_cnt, b.is_null, label(b.block_hash)) for b in pool.blocks]),
+        tuple([(-1 if b.is_null else b.ref_cnt, label(b.block_hash)) for b in pool.blocks]),
         tuple(
             sorted(
                 (label(key), *(tuple(found) if isinstance(found, dict) else ids([found])))

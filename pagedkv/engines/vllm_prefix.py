@@ -12,7 +12,6 @@ from typing import SupportsIndex
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request as EngineRequest
 
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
@@ -41,7 +40,7 @@ class VllmPrefix(VllmManager):
             "keeps_duplicates": "BlockHashToBlockMap: 'We currently don't de-duplicate the blocks'",
         },
     )
-    state_key = VllmManager.state_key  # the kit uses a class's own only
+    state_key = VllmManager.blocks_key  # all tokens that wait are zeros
 
     def __init__(
         self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
@@ -69,7 +68,7 @@ class VllmPrefix(VllmManager):
         )
 
     def _label(self, known: Iterable[tuple[int, EngineRequest]]) -> Label:
-        return BlockHash.hex  # Any request may still ask for it.
+        return bytes.hex  # Any request may still ask for it.
 
 
 def index(pool: BlockPool) -> Iterator[tuple[Hashable, int]]:

@@ -37,7 +37,7 @@ class VllmWindow(VllmManager):
             "cannot schedule this request due to insufficient free blocks'",
         },
     )
-    state_key = VllmManager.state_key  # the kit uses a class's own only
+    state_key = VllmManager.blocks_key  # all tokens that wait are zeros
 
     def _spec(self) -> KVCacheSpec:
         return SlidingWindowSpec(
