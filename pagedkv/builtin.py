@@ -187,6 +187,27 @@ BUILTINS: tuple[Builtin, ...] = (
         LMDEPLOY,
     ),
     Builtin(
+        "lmdeploy-swap",
+        "pagedkv.engines.lmdeploy_swap:LmdeploySwap",
+        "LMDeploy's DefaultBlockManager with CPU blocks to swap out to.",
+        "lmdeploy.pytorch.paging.block_manager",
+        LMDEPLOY,
+    ),
+    Builtin(
+        "lmdeploy-window",
+        "pagedkv.engines.lmdeploy_window:LmdeployWindow",
+        "LMDeploy's WindowBlockManager as its scheduler asks it.",
+        "lmdeploy.pytorch.paging.block_manager",
+        LMDEPLOY,
+    ),
+    Builtin(
+        "lmdeploy-window-alone",
+        "pagedkv.engines.lmdeploy_window:LmdeployWindowAlone",
+        "LMDeploy's WindowBlockManager by itself, asked by its can_allocate.",
+        "lmdeploy.pytorch.paging.block_manager",
+        LMDEPLOY,
+    ),
+    Builtin(
         "deepspeed",
         "pagedkv.engines.deepspeed:DeepSpeed",
         "DeepSpeed-FastGen's state manager with its BlockedAllocator.",

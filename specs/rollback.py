@@ -160,6 +160,16 @@ def _perhaps(outcome: Done) -> str:
     return f"; it returned {value}: if that says out of blocks, declare Returns({value})"
 
 
+def _takes(step: Step) -> bool:
+    """Whether the call takes blocks, though no more than it leaves behind a window."""
+    own, before, setting = step.command.request, step.before.model, step.after.setting
+    if setting.declared.window is None or own not in before.live:
+        return False
+    after = len(step.command.advance(before, setting).live.get(own, ()))
+    blocks_for = setting.geometry.blocks_for
+    return blocks_for(after) > blocks_for(len(before.live[own]))
+
+
 def judge_exact(step: Step) -> Judgement:
     """Out of blocks exactly when the blocks are not there."""
     due = step.expected
@@ -176,7 +186,7 @@ def judge_exact(step: Step) -> Judgement:
         isinstance(step.outcome, NoBlocks)
         and high <= available
         # Refusing early is about taking blocks: what needs none can't be refused.
-        and not (step.after.setting.declared.refuses_early and high)
+        and not (step.after.setting.declared.refuses_early and (high or _takes(step)))
     ):
         return Broken(
             f"{step.command} refused as out of blocks: needed({high}) <= "
