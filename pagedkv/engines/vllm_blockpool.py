@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import SupportsIndex
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
@@ -15,6 +15,8 @@ from pagedkv.declarations import NOT_TRIED, Declarations, Raises
 from pagedkv.protocol import Request, Snapshot, as_int
 
 DEAD = (-1, -1)
+Tables = Mapping[int, Iterable[KVCacheBlock]]
+Label = Callable[[BlockHash], tuple[int, int] | str]
 
 
 class VllmBlockPool:
@@ -67,7 +69,7 @@ class VllmBlockPool:
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`."""
         tables = sorted((names[r.request_id], *ids(table)) for r, table in self._tables.items())
-        return (tuple(tables), *pool_key(self._engine, {}))
+        return (tuple(tables), *pool_key(self._engine, lambda _key: DEAD))
 
 
 def ids(blocks: Iterable[KVCacheBlock]) -> tuple[int, ...]:
@@ -85,35 +87,36 @@ def free(pool: BlockPool) -> Iterator[KVCacheBlock]:
         block = block.next_free_block
 
 
-def show(
-    pool: BlockPool, tables: Mapping[int, Iterable[KVCacheBlock]], seq_lens: Mapping[int, int]
-) -> Snapshot:
-    """All that the pool keeps, live, with these tables."""
+def show(pool: BlockPool, tables: Tables, seq_lens: Mapping[int, int]) -> Snapshot:
+    """All that the pool keeps, live, with these tables.
+
+    But for the null block's references: BlockPool, 'The ref_cnt of null_block is not maintained'.
+    """
     return Snapshot(
         block_tables={name: ids(table) for name, table in tables.items()},
         seq_lens=seq_lens,
         free_blocks=ids(free(pool)),
         blocks=[block.block_id for block in pool.blocks if not block.is_null],
         num_free=pool.get_num_free_blocks(),
-        ref_counts={block.block_id: block.ref_cnt for block in pool.blocks},
+        ref_counts={b.block_id: b.ref_cnt for b in pool.blocks if not b.is_null},
         reserved=[block.block_id for block in pool.blocks if block.is_null],
     )
 
 
-def pool_key(pool: BlockPool, labels: Mapping[BlockHash, tuple[int, int]]) -> tuple[Hashable, ...]:
-    """Everything later answers of the pool depend on, hashes called by `labels`.
+def pool_key(pool: BlockPool, label_of: Label) -> tuple[Hashable, ...]:
+    """Everything later answers of the pool depend on, hashes called as `label_of` says.
 
-    A hash without a label can't be asked for again; only that its block has one matters.
+    Of a hash that is DEAD, which can't be asked for again, only that its block has one matters.
     """
 
-    def label(key: bytes | None) -> tuple[int, int] | None:
-        return None if key is None else labels.get(get_block_hash(key), DEAD)
+    def label(key: bytes | None) -> tuple[int, int] | str | None:
+        return None if key is None else label_of(get_block_hash(key))
 
     cache = pool.cached_block_hash_to_block._cache
     return (
         ids(free(pool)),
         pool.get_num_free_blocks(),
-        tuple([(b.ref_cnt, b.is_null, label(b.block_hash)) for b in pool.blocks]),
+        tuple([(-1 if b.is_null else b.ref_cnt, label(b.block_hash)) for b in pool.blocks]),
         tuple(
             sorted(
                 (label(key), *(tuple(found) if isinstance(found, dict) else ids([found])))

@@ -150,7 +150,9 @@ class CreditsBlockTooMany(Caching):
 
     def cached_tokens(self, req: Request) -> int:
         found = super().cached_tokens(req)
-        return found + self.block_size if found and found + self.block_size == req.seq_len else found
+        return (
+            found + self.block_size if found and found + self.block_size == req.seq_len else found
+        )
 
 
 @planted("prefix-counted", 2)

@@ -163,15 +163,19 @@ def _new_prompt(step: Step) -> tuple[int, ...] | None:
 
 
 def _hits(step: Step, tags: tuple[int, ...]) -> list[int]:
-    """The blocks that the index had for the leading blocks of a prompt, its last token left out."""
+    """The blocks that the index had for the leading blocks of a prompt, its last token left out.
+
+    Of several with the same content, the first that the index names.
+    """
     snapshot, ends = step.before.seen.snapshot, step.before.seen.ends
-    by_content = {ends.get(block): block for block in (snapshot.index or {}).values()}
+    by_content: dict[float | None, int] = {}
+    for block in (snapshot.index or {}).values():
+        by_content.setdefault(ends.get(block), block)
     size, hits = step.after.setting.geometry.block_size, []
     for end in range(size - 1, len(tags) - 1, size):
-        block = by_content.get(tags[end])
-        if block is None:
+        if tags[end] not in by_content:
             break
-        hits.append(block)
+        hits.append(by_content[tags[end]])
     return hits
 
 
