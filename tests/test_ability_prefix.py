@@ -13,7 +13,6 @@ from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.abilities.fork import Fork
 from pagedkv.specs.abilities.prefix import (
-    PREFIX,
     Admit,
     candidates,
     judge_counted,
@@ -21,7 +20,7 @@ from pagedkv.specs.abilities.prefix import (
     judge_index,
 )
 from pagedkv.specs.abilities.truncate import Truncate
-from pagedkv.specs.catalogue import offered
+from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.content import tags_of
 from pagedkv.specs.growth import blocks_due
 from pagedkv.specs.model import EMPTY, POISON
@@ -413,7 +412,7 @@ def test_requests_share_blocks_of_the_same_content_whole_or_cut():
 
 
 def test_the_first_goal_is_a_prompt_whose_first_block_was_there():
-    goal = PREFIX.properties[3].expectation
+    goal = PROPERTIES["prefix-hit"].expectation
     assert isinstance(goal, Sometimes)
     assert goal.reached(admitted(Prefill(1, 5), (0, 1, 2), BOTH))
     assert not goal.reached(admitted(Prefill(1, 5), (2, 3, 1), {}))
@@ -423,7 +422,7 @@ def test_the_first_goal_is_a_prompt_whose_first_block_was_there():
 
 
 def test_the_second_goal_is_a_cached_block_that_has_other_content():
-    goal = PREFIX.properties[4].expectation
+    goal = PROPERTIES["cached-evicted"].expectation
     assert isinstance(goal, Sometimes)
     over = after(WITHIN, Release(0), start=FOUR)
     ends = {0: FOUR.live[0][1]}
