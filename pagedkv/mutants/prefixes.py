@@ -150,7 +150,8 @@ class CreditsBlockTooMany(Caching):
 
     def cached_tokens(self, req: Request) -> int:
         found = super().cached_tokens(req)
-        return found + self.block_size if found and found + self.block_size == req.seq_len else found
+        one_more = found + self.block_size
+        return one_more if found and one_more == req.seq_len else found
 
 
 @planted("prefix-counted", 2)

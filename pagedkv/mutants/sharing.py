@@ -313,5 +313,3 @@ class CopiesFullTailAtFork(ForkingEagerly):
         if not self._blocks.available:
             raise OutOfBlocks(req.request_id, 1, 0)
         return super()._plan_fork(req)
-
-
