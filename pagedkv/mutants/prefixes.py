@@ -76,7 +76,7 @@ class FindsLastTokenToo(Caching):
         return found
 
 
-@planted("prefix-found", 3)
+@planted("prefix-found", 2)
 class FindsFirstBlockOnly(Caching):
     """Finds the first block of a prompt, and none behind it."""
 
@@ -305,22 +305,6 @@ class FindsWithheld(CachingAndGrouping):
     """Lets a block be found while it is withheld."""
 
     pool_kind = _StaysFindable
-
-
-class _Twice(SharedBlocks):
-    def _come_back(self, given: Withheld) -> None:
-        if given.key is None:
-            super()._come_back(given)
-        else:
-            self.index.setdefault(given.key, given.block)
-            self.cached.append(given.block)
-
-
-@planted("index-exact", 5)
-class CachesContentTwice(CachingAndGrouping):
-    """Caches a block at the end of a group though its content is found elsewhere by then."""
-
-    pool_kind = _Twice
 
 
 @planted("prefix-whole", 3)
