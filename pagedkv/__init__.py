@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         Snapshot,
     )
     from pagedkv.reference import KVCacheManager
+    from pagedkv.shared_arrays import SharedArrayKVCacheManager
+    from pagedkv.shared_reference import SharedKVCacheManager
     from pagedkv.stateful.report import Report
     from pagedkv.suite import parametrize_with_checks
 
@@ -45,6 +47,8 @@ _HOME = {
     "Report": "pagedkv.stateful.report",
     "Request": "pagedkv.protocol",
     "Returns": "pagedkv.declarations",
+    "SharedArrayKVCacheManager": "pagedkv.shared_arrays",
+    "SharedKVCacheManager": "pagedkv.shared_reference",
     "Snapshot": "pagedkv.protocol",
     "allocation_report": "pagedkv.ledger",
     "assert_holds": "pagedkv.api",
@@ -71,6 +75,8 @@ __all__ = [
     "Report",
     "Request",
     "Returns",
+    "SharedArrayKVCacheManager",
+    "SharedKVCacheManager",
     "Snapshot",
     "__version__",
     "allocation_report",

@@ -76,6 +76,9 @@ class Declarations:
     evicts_cached: a refusal may evict cached blocks.
     window: how many tokens back a request reads; None is all.
     null_block: what stands in a table for a block that the window left behind.
+    window_of_first: a call for several tokens gives back what the first of them leaves behind its
+        window, and the rest at the next call; else what the last leaves behind.
+    drops_behind_window: a refused call may give back what no token to come will read.
     meaningless: fields of hidden state that change nothing ("attribute" or "Class.attribute"),
         each with the reason; they are left out of the state key.
     """
@@ -101,6 +104,8 @@ class Declarations:
     evicts_cached: bool = False
     window: int | None = None
     null_block: int | None = None
+    window_of_first: bool = False
+    drops_behind_window: bool = False
     never_reached: Mapping[str, str] = field(default_factory=dict)
     meaningless: Mapping[str, str] = field(default_factory=dict)
     because: Mapping[str, str] = field(default_factory=dict)

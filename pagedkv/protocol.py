@@ -141,6 +141,7 @@ class Snapshot:
     reverse_map: every entry of a physical-to-logical map, if kept.
     capacities: allocated tokens per owner, if kept; owners as in `Owned`.
     index: the block that each key of a prefix cache finds, if there is one; keys are the target's.
+        Where several have the same content, the first that is named is found first.
     withheld: blocks given back inside a group that is open; None outside any.
     swapped: what requests that are swapped out hold of the second pool, by request id.
     host_free: the free blocks of the second pool, in hand-out order; None where there is none.

@@ -93,10 +93,7 @@ class Command(ABC):
         return replace(self, request=names[self.request])
 
     def simpler(self) -> Iterator[Command]:
-        """Commands of another kind or shape that ask for less, the least first.
-
-        Those with smaller `sizes` are not among them.
-        """
+        """Commands of another kind or shape that ask for less; none with smaller `sizes`."""
         return iter(())
 
     def scaled(self, size: int, smaller: int, *, full: bool) -> Self:

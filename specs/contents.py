@@ -20,6 +20,10 @@ def judge_contents(state: State) -> Judgement:
         read, tags = contents.get(r), state.setting.readable(every) if windowed else every
         if read == tags:
             continue
+        if state.setting.declared.drops_behind_window:
+            read, tags = _without_dropped(state, r, read, tags)
+            if read == tags:
+                continue
         if read is None:
             return Broken(f"request {r} is live but can't be read", (), (r,))
         if isinstance(read, Unreadable):
@@ -38,6 +42,21 @@ def judge_contents(state: State) -> Judgement:
             (r,),
         )
     return HOLDS
+
+
+def _without_dropped(
+    state: State,
+    request: int,
+    read: tuple[float, ...] | Unreadable | None,
+    tags: tuple[int, ...],
+) -> tuple[tuple[float, ...] | Unreadable | None, tuple[int, ...]]:
+    """Both from where a refused call left blocks: whether it might, `window-kept` judges."""
+    null, size = state.setting.declared.null_block, state.setting.geometry.block_size
+    dropped = state.seen.tables.get(request, ()).count(null) if null is not None else 0
+    start = len(state.model.live[request]) - len(tags)
+    less = min(max(0, dropped * size - start), len(tags))
+    same = isinstance(read, tuple) and len(read) == len(tags)
+    return (read[less:], tags[less:]) if isinstance(read, tuple) and same else (read, tags)
 
 
 def _block_of(state: State, request: int, position: int) -> tuple[int, ...]:

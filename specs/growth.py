@@ -18,18 +18,21 @@ from pagedkv.specs.steps import Grant
 def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
     """Blocks due to grow to `after` tokens; lookahead blurs both ends. Changes nothing.
 
-    A tail that was cut out of a full block may be found by others, and is copied then: whether
-    it is, the tables say; `prefix-counted` judges that.
+    What others may have found, the tables say and not the model: a tail that was cut out of a
+    full block, which is copied then, as `prefix-counted` judges, and what a window leaves behind.
     """
     blocks_for, lookahead = setting.geometry.blocks_for, setting.declared.lookahead
     before = len(model.live.get(request, ()))
     need, perhaps = blocks_for(after) - blocks_for(before), 0
     if setting.tracks_pages and before:
-        need += shares_tail(model, setting, request)
+        gone = dead(model, setting, request, after)
+        tail_stays = len(model.pages[request]) - 1 not in gone
+        need += tail_stays and shares_tail(model, setting, request)
         if not model.grouping:  # What goes back inside a group is withheld.
-            need -= len(_dead(model, setting, request, after))
+            back = len(_given_back(model, request, gone))
+            need, perhaps = need - back, back * setting.by_content
     if setting.cuts_shared and before % setting.geometry.block_size:
-        perhaps = 1 - shares_tail(model, setting, request)
+        perhaps += 1 - shares_tail(model, setting, request)
     had = lookahead if before else 0
     return Grant(low=max(0, need - had), high=max(0, need) + perhaps + lookahead)
 
@@ -59,7 +62,7 @@ def placed(model: Model, setting: Setting, request: int, tags: tuple[int, ...]) 
     pages, fresh = list(model.pages.get(request, ())), _fresh(model)
     if pages and shares_tail(model, setting, request):
         pages[-1] = next(fresh)
-    for i in _dead(model, setting, request, len(tags)):
+    for i in dead(model, setting, request, len(tags)):
         pages[i] = GONE
     while len(pages) < setting.geometry.blocks_for(len(tags)):
         pages.append(next(fresh))
@@ -176,13 +179,25 @@ def _ends(seq_len: int, size: int) -> range:
     return range(size - 1, seq_len, size)
 
 
-def _dead(model: Model, setting: Setting, request: int, after: int) -> list[int]:
-    """The logical blocks that growing to `after` tokens leaves behind the window."""
-    window = setting.declared.window
+def behind(setting: Setting, before: int, after: int) -> int:
+    """How many leading blocks growing from `before` to `after` tokens leaves behind the window."""
+    window, declared = setting.declared.window, setting.declared
     if window is None:
-        return []
-    behind = max(0, after - window) // setting.geometry.block_size
-    return [i for i, page in enumerate(model.pages.get(request, ())[:behind]) if page != GONE]
+        return 0
+    reader = before + 1 if declared.window_of_first else after
+    return max(0, reader - window) // setting.geometry.block_size
+
+
+def dead(model: Model, setting: Setting, request: int, after: int) -> list[int]:
+    """The logical blocks that growing to `after` tokens leaves behind the window."""
+    count = behind(setting, len(model.live.get(request, ())), after)
+    return [i for i, page in enumerate(model.pages.get(request, ())[:count]) if page != GONE]
+
+
+def _given_back(model: Model, request: int, gone: Sequence[int]) -> list[int]:
+    """Those of the dead logical blocks that no other request holds."""
+    others = {page for r, held in model.pages.items() if r != request for page in held}
+    return [i for i in gone if model.pages[request][i] not in others]
 
 
 def _fresh(model: Model) -> counting[int]:

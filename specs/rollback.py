@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from pagedkv.declarations import Declarations, Returns
+from pagedkv.declarations import Returns
 from pagedkv.protocol import Snapshot
+from pagedkv.specs.growth import dead
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Judgement, Need, Property
 from pagedkv.specs.show import first_difference, show
-from pagedkv.specs.steps import Done, Grant, NoBlocks, Raised, Refuse, Refused, Step
+from pagedkv.specs.steps import Done, Grant, Handle, NoBlocks, Raised, Refuse, Refused, Step
 
 
 def _without_time(was: Snapshot, now: Snapshot) -> Snapshot:
@@ -48,15 +49,65 @@ def _without_evictions(was: Snapshot, now: Snapshot) -> Snapshot:
     return replace(now, cached=was.cached, index=was.index, free_blocks=free, num_free=count)
 
 
+def _without_drops(step: Step, was: Snapshot, now: Snapshot) -> Snapshot:
+    """`now` with what went back behind the request's window in its place, if that changed."""
+    own, null = step.command.request, step.after.setting.declared.null_block
+    old, new = was.block_tables.get(own, ()), now.block_tables.get(own, ())
+    if len(old) != len(new) or null is None:
+        return now
+    places = [(then, this) for then, this in zip(old, new, strict=True) if then != this]
+    gone = frozenset(then for then, this in places if this == null)
+    if len(gone) != len(places) or not gone:
+        return now
+    free, count, counts = now.free_blocks, now.num_free, now.ref_counts
+    back = gone - {*(was.free_blocks or ()), *was.cached}
+    if free is not None:
+        free = tuple(block for block in free if block not in back)
+    if count is not None:
+        count -= len(back - now.cached)
+    if counts is not None:
+        counts = {block: n + (block in gone) for block, n in counts.items()}
+    return replace(
+        now,
+        block_tables={**now.block_tables, own: old},
+        free_blocks=free,
+        num_free=count,
+        ref_counts=counts,
+        cached=now.cached - back,
+    )
+
+
+def _with_table(handle: Handle, step: Step) -> Handle:
+    """The handle with the table that it had, if the call only dropped what it has no more."""
+    before, after = step.before.seen, step.after.seen
+    own = step.command.request
+    if handle.block_table != after.tables.get(own):
+        return handle
+    first, second = before.snapshot, _without_drops(step, before.snapshot, after.snapshot)
+    same = first.block_tables == second.block_tables and own in first.block_tables
+    return handle._replace(block_table=first.block_tables[own]) if same else handle
+
+
+def _dropped_before(step: Step) -> int:
+    """Blocks that the call leaves behind and that a refused one before it has given back."""
+    own, model, setting = step.command.request, step.before.model, step.after.setting
+    if not setting.declared.drops_behind_window or own not in model.live:
+        return 0
+    grown = step.command.advance(model, setting).live.get(own, ())
+    table, null = step.before.seen.tables.get(own, ()), setting.declared.null_block
+    return sum(table[i : i + 1] == (null,) for i in dead(model, setting, own, len(grown)))
+
+
 def _without_order(snapshot: Snapshot) -> Snapshot:
     free = snapshot.free_blocks
     return snapshot if free is None else replace(snapshot, free_blocks=tuple(sorted(free)))
 
 
-def _as_declared(
-    declared: Declarations, first: Snapshot, second: Snapshot
-) -> tuple[Snapshot, Snapshot]:
+def _as_declared(step: Step, first: Snapshot, second: Snapshot) -> tuple[Snapshot, Snapshot]:
     """Both snapshots less what a refusal is declared to change."""
+    declared = step.after.setting.declared
+    if declared.drops_behind_window:
+        second = _without_drops(step, first, second)
     if declared.evicts_cached:
         second = _without_evictions(first, second)
     if declared.late_calls:
@@ -77,20 +128,24 @@ def judge_unchanged(step: Step) -> Judgement:
     ):
         return HOLDS
     own, what = step.command.request, f"{step.command} ended in: {step.outcome}"
-    if step.returned != step.given:
-        name, was, now = first_difference(step.given, step.returned)
+    returned, handles = step.returned, after.handles
+    if step.after.setting.declared.drops_behind_window:
+        returned = _with_table(returned, step)
+        handles = {r: _with_table(h, step) if r == own else h for r, h in handles.items()}
+    if returned != step.given:
+        name, was, now = first_difference(step.given, returned)
         return Broken(
             f"request {own}: {name} before {show(was)} != {show(now)} after; {what}", (), (own,)
         )
     if before.snapshot != after.snapshot:
-        first, second = _as_declared(step.after.setting.declared, before.snapshot, after.snapshot)
+        first, second = _as_declared(step, before.snapshot, after.snapshot)
         for f in fields(Snapshot):
             was, now = getattr(first, f.name), getattr(second, f.name)
             if was != now:
                 return Broken(f"{f.name} before {show(was)} != {show(now)} after; {what}")
-    if before.handles != after.handles:
-        r = next(r for r in before.handles if before.handles[r] != after.handles[r])
-        name, was, now = first_difference(before.handles[r], after.handles[r])
+    if before.handles != handles:
+        r = next(r for r in before.handles if before.handles[r] != handles[r])
+        name, was, now = first_difference(before.handles[r], handles[r])
         return Broken(
             f"request {r}: {name} before {show(was)} != {show(now)} after; {what}", (), (r,)
         )
@@ -105,25 +160,36 @@ def _perhaps(outcome: Done) -> str:
     return f"; it returned {value}: if that says out of blocks, declare Returns({value})"
 
 
+def _takes(step: Step) -> bool:
+    """Whether the call takes blocks, though no more than it leaves behind a window."""
+    own, before, setting = step.command.request, step.before.model, step.after.setting
+    if setting.declared.window is None or own not in before.live:
+        return False
+    after = len(step.command.advance(before, setting).live.get(own, ()))
+    blocks_for = setting.geometry.blocks_for
+    return blocks_for(after) > blocks_for(len(before.live[own]))
+
+
 def judge_exact(step: Step) -> Judgement:
     """Out of blocks exactly when the blocks are not there."""
     due = step.expected
     if not isinstance(due, Grant):
         return VACUOUS
-    available = step.before.available_to(due)
-    if isinstance(step.outcome, Done) and due.low > available:
+    available, before = step.before.available_to(due), _dropped_before(step)
+    low, high = due.low + before, due.high + before
+    if isinstance(step.outcome, Done) and low > available:
         return Broken(
-            f"{step.command} granted: needed({due.low}) > available({available})"
+            f"{step.command} granted: needed({low}) > available({available})"
             f"{_perhaps(step.outcome)}"
         )
     if (
         isinstance(step.outcome, NoBlocks)
-        and due.high <= available
+        and high <= available
         # Refusing early is about taking blocks: what needs none can't be refused.
-        and not (step.after.setting.declared.refuses_early and due.high)
+        and not (step.after.setting.declared.refuses_early and (high or _takes(step)))
     ):
         return Broken(
-            f"{step.command} refused as out of blocks: needed({due.high}) <= "
+            f"{step.command} refused as out of blocks: needed({high}) <= "
             f"available({available}); {step.outcome.message}"
         )
     return HOLDS

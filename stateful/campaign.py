@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -17,12 +17,14 @@ from pagedkv.stateful.injecting import Injected, Task, inject_apart
 from pagedkv.stateful.minimise import Minimiser
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.profiles import EVERY, Scope, fixed_scope
+from pagedkv.stateful.reached import History, reached
 from pagedkv.stateful.report import (
     Counterexample,
     Coverage,
     OneMinimal,
     Part,
     Proof,
+    Reach,
     Shortest,
     TargetReport,
     Unfinished,
@@ -106,7 +108,7 @@ class _Campaign:
             reason=reason,
             properties=results,
             counterexamples=tuple(examples),
-            coverage=self._coverage(explored, randomly.steps, evidence.unseen()),
+            coverage=self._coverage(explored, randomly, evidence.unseen()),
             seconds=monotonic() - self._start,
             injection=injected.injection if injected else None,
             tolerances=self._subject.tolerances,
@@ -214,7 +216,8 @@ class _Campaign:
         )
         self._evaluations.update(judge.evaluations)
         if result.falsified is None:
-            return _Random(result.steps, result.nondeterministic)
+            reach = self._reach(result.histories, explored[0])
+            return _Random(result.steps, result.nondeterministic, reach=reach)
         falsified, examples = result.falsified, list[Counterexample]()
         for name in sorted({violation.property.id for violation in falsified.violations}):
             minimiser = Minimiser(
@@ -247,12 +250,20 @@ class _Campaign:
         )
         return replace(example, expected=example.property in self._plan.expected)
 
+    def _reach(self, histories: Iterable[History], main: Exploration) -> Reach | None:
+        """How much of the main scope random histories came through; None if it was not all seen."""
+        if not main.exhausted or main.cuts or main.trust.key == "none":
+            return None
+        scope, world = self._searches.scopes[0], self._subject.world
+        states = reached(histories, lambda g: world(scope, g), main.keys, main.trust)
+        return Reach(states, main.states)
+
     def _replaying(self, geometry: Geometry) -> System:
         scope = Scope("replay", (geometry,), 6, keeps_released=True, abilities=EVERY)
         return self._subject.world(scope, geometry)
 
     def _coverage(
-        self, explored: list[Exploration], random_steps: int, unseen: list[str]
+        self, explored: list[Exploration], randomly: _Random, unseen: list[str]
     ) -> Coverage:
         stopped = [
             f"{scope.words}: {exploration.stopped}"
@@ -274,7 +285,8 @@ class _Campaign:
             exhausted=not stopped,
             scope=scope,
             stopped="; ".join(stopped) or None,
-            random_steps=random_steps,
+            random_steps=randomly.steps,
+            reach=randomly.reach,
             doubts=tuple(doubt for exploration in explored for doubt in exploration.doubts),
             part=part,
         )
@@ -287,3 +299,4 @@ class _Random:
     steps: int = 0
     trouble: str | None = None
     examples: tuple[Counterexample, ...] = ()
+    reach: Reach | None = None

@@ -78,7 +78,7 @@ def boundary_first(commands: Sequence[Command], state: State) -> list[Command]:
 
 
 def _fits(due: Expected, state: State) -> bool:
-    return isinstance(due, Grant) and due.high <= state.available
+    return isinstance(due, Grant) and due.high <= state.available_to(due)
 
 
 # ---------------------------------------------------------------- the machine

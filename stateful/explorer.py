@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
 from time import monotonic, process_time
 from typing import Literal
 
@@ -59,6 +59,7 @@ class Exploration:
     trust: Trust
     doubts: tuple[str, ...]
     cuts: tuple[Cut, ...] = ()
+    keys: Mapping[Geometry, Set[bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def exhausted(self) -> bool:
@@ -142,7 +143,7 @@ MERGE_PERIOD = 4093
 def _kind(command: Command) -> tuple[object, ...]:
     """What sort of command it is: all of it but the numbers."""
     values = (getattr(command, f.name) for f in fields(command))
-    return (command.op, *(value for value in values if not isinstance(value, int)))
+    return (command.op, *(value for value in values if not isinstance(value, int | tuple)))
 
 
 class _Search:
@@ -205,6 +206,7 @@ class _Search:
             trust=self.trust,
             doubts=doubts,
             cuts=() if self._division is None else self._division.cuts,
+            keys=dict(zip(self._geometries, self._known, strict=True)),
         )
 
     def _goes_on(self) -> bool:

@@ -81,6 +81,7 @@ class _Run:
     examples: int = 0
     steps: int = 0
     history: list[Command] = field(default_factory=list)
+    histories: list[tuple[Geometry, list[Command]]] = field(default_factory=list)
     falsified: Falsified | None = None
 
     def possible(self) -> tuple[Geometry, ...]:
@@ -124,6 +125,7 @@ class _Driver(RuleBasedStateMachine):
         run.watch()
         run.examples += 1
         run.history = self.commands
+        run.histories.append((geometry, self.commands))
         self.geometry = geometry
         self.world = run.make(geometry)
         judge = run.judge_of(self.world)
@@ -273,6 +275,7 @@ class SearchResult:
     examples: int
     steps: int
     judge: Judge
+    histories: Sequence[tuple[Geometry, Sequence[Command]]] = ()
 
 
 def search(
@@ -309,7 +312,15 @@ def search(
         out_of_time = True
     if run.falsified is not None:
         run.falsified.__traceback__ = None
-    return SearchResult(run.falsified, contradiction, out_of_time, run.examples, run.steps, judge)
+    return SearchResult(
+        run.falsified,
+        contradiction,
+        out_of_time,
+        run.examples,
+        run.steps,
+        judge,
+        run.histories,
+    )
 
 
 def _contradiction(run: _Run) -> str:

@@ -117,6 +117,8 @@ def _candidates(case: Case) -> Iterator[tuple[Geometry, History]]:
     commands, geometry = case.commands, case.geometry
     for fewer in chain(_cut(commands), _merged(commands)):
         yield geometry, fewer
+    for simpler in _all_simpler(commands):
+        yield geometry, simpler
     for smaller in _geometries(geometry):
         yield smaller, commands
     for i, command in enumerate(commands):
@@ -189,6 +191,15 @@ def _up_to(number: int, every: int = EVERY_SIZE_UP_TO) -> list[int]:
 def _scaled(commands: History, size: int, smaller: int, *, full: bool) -> History:
     """The same numbers of blocks in smaller ones: the last of each full, or with one token."""
     return tuple(command.scaled(size, smaller, full=full) for command in commands)
+
+
+def _all_simpler(commands: History) -> Iterator[History]:
+    """Every command simpler in the same way: prompts that find each other stay alike."""
+    simpler = [list(command.simpler()) for command in commands]
+    for k in range(max(map(len, simpler), default=0)):
+        yield tuple(
+            less[k] if k < len(less) else c for c, less in zip(commands, simpler, strict=True)
+        )
 
 
 def _less(command: Command) -> Iterator[Command]:

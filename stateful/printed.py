@@ -21,6 +21,7 @@ from pagedkv.stateful.report import (
     Counterexample,
     Injection,
     PropertyResult,
+    Reach,
     Report,
     TargetReport,
     Verdict,
@@ -126,13 +127,21 @@ def _headline(target: TargetReport) -> Text:
         "exhausted" if coverage.exhausted else f"stopped ({plain(coverage.stopped or 'early')})",
     ]
     if coverage.random_steps:
-        facts.append(count(coverage.random_steps, "random step"))
+        facts.append(count(coverage.random_steps, "random step") + _reach(coverage.reach))
     verdict = _words(target.verdict).upper() + (f" ({', '.join(counts)})" if counts else "")
     return Text.assemble(
         f"{target.target}: ",
         (verdict, _STYLES[target.verdict]),
         f", {', '.join(facts)}, {target.seconds:.1f} s",
     )
+
+
+def _reach(reach: Reach | None) -> str:
+    """How much of the small pools random histories saw."""
+    if reach is None:
+        return ""
+    share = reach.states / reach.of
+    return f" through {share:.1%} of the {count(reach.of, 'state')} of small pools"
 
 
 def _failed(injection: Injection) -> str:

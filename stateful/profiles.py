@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from pagedkv.abilities import ABILITY_NAMES, AbilityName
@@ -44,7 +44,7 @@ class Scope:
     geometries: tuple[Geometry, ...]
     requests: int
     keeps_released: bool = False
-    abilities: frozenset[AbilityName] = frozenset()
+    abilities: Set[AbilityName] = frozenset()
 
     @property
     def words(self) -> str:

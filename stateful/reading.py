@@ -18,6 +18,7 @@ from pagedkv.stateful.report import (
     Part,
     Proof,
     PropertyResult,
+    Reach,
     Report,
     Shortest,
     TargetReport,
@@ -124,9 +125,14 @@ def _coverage(data: Mapping[str, Any]) -> Coverage:
         scope=str(data["scope"]),
         stopped=_maybe(data["stopped"], str),
         random_steps=int(data["random_steps"]),
+        reach=_maybe(data.get("reach"), _reach),
         doubts=tuple(map(str, data["doubts"])),
         part=_maybe(data.get("shard"), _part),
     )
+
+
+def _reach(data: Mapping[str, Any]) -> Reach:
+    return Reach(int(data["states"]), int(data["of"]))
 
 
 def _shard(data: Mapping[str, Any]) -> Shard:

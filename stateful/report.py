@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pagedkv import __version__
@@ -212,11 +212,20 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """How many of the `of` states of an exhausted scope random histories came through."""
+
+    states: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """How much was searched. `exhausted`: every state and transition of the scope.
 
     scope: words for the scope. stopped: why it was not exhausted. random_steps: steps of random
-    histories beside the search. doubts: what of the target's own was given up, and why. part:
+    histories beside the search, and reach how far these came in the first scope, where that was
+    exhausted. doubts: what of the target's own was given up, and why. part:
     the shard that this is about; None is all.
     """
 
@@ -229,6 +238,7 @@ class Coverage:
     random_steps: int = 0
     doubts: tuple[str, ...] = ()
     part: Part | None = None
+    reach: Reach | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The coverage as the report's schema has it."""
@@ -240,6 +250,7 @@ class Coverage:
             "scope": self.scope,
             "stopped": self.stopped,
             "random_steps": self.random_steps,
+            "reach": None if self.reach is None else asdict(self.reach),
             "doubts": list(self.doubts),
             **({} if self.part is None else {"shard": self.part.to_json()}),
         }

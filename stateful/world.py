@@ -181,6 +181,8 @@ class World:
         # The very same state says at once, to all who judge it, that nothing has changed.
         if seen != before.seen.snapshot or views != before.seen.handles:
             self._stand(self._logic, seen, views)
+            if self.setting.declared.drops_behind_window:
+                self._eyes.pool.poison(self._freed_by(before, seen))
 
     def _call(self, command: Command) -> Outcome:
         signals = self.setting.declared.out_of_blocks

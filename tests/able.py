@@ -39,7 +39,7 @@ def able(
     usable = frozenset(range(blocks))
     geometry = Geometry(blocks, size)
     return Setting(
-        geometry, says, usable, requests, keeps_released, says.abilities, host_blocks=host
+        geometry, says, usable, requests, keeps_released, frozenset(says.abilities), host
     )
 
 
@@ -119,5 +119,6 @@ class Told:
 def said(command: Command, *names: int) -> tuple[Any, ...]:
     """The call that a command makes on a manager with these requests, each by its name."""
     handles = {r: Request(r, 4) for r in names}
-    call, *given = command.perform(Told(), handles)  # type: ignore[misc]
+    made: Any = command.perform(Told(), handles)
+    call, *given = made
     return (call, *(f"r{g.request_id}" if isinstance(g, Request) else g for g in given))

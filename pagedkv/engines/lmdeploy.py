@@ -65,11 +65,14 @@ class LmdeployManager:
         self.block_size = as_int("block_size", block_size, minimum=1)
         self.head_dim = as_int("head_dim", head_dim, minimum=1)
         self._reserved = 0 if logical else 1
-        self._engine = DefaultBlockManager(
-            self.num_blocks + self._reserved, 0, num_gpu_reserved=self._reserved
-        )
+        self._engine = self._made()
         self._logical = logical
         self._sequences: dict[Request, Sequence] = {}
+
+    def _made(self) -> DefaultBlockManager:
+        return DefaultBlockManager(
+            self.num_blocks + self._reserved, 0, num_gpu_reserved=self._reserved
+        )
 
     def allocate_for_prefill(self, req: Request) -> bool:
         return self._allocate(req, Sequence(self.block_size, req.seq_len))
@@ -105,7 +108,7 @@ class LmdeployManager:
         places = range(len(counts)) if self._logical else memory.phy_map.tolist()
         references = dict.fromkeys(range(self.num_blocks + self._reserved), 0)
         for block, count in zip(places, counts, strict=True):
-            references[block] += count
+            references[block] = references.get(block, 0) + count
         shown = allocator if self._logical else allocator.get_phy_allocator("gpu")
         return Snapshot(
             block_tables={r.request_id: self._table(s) for r, s in self._sequences.items()},

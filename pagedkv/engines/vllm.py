@@ -8,7 +8,7 @@ computed tokens is kept. Block 0, the null block, comes on top of the usable one
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import SupportsIndex
 
 import torch
@@ -20,21 +20,23 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
-    BlockHash,
-    KVCacheBlock,
-    get_block_hash,
     get_request_block_hasher,
     init_none_hash,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+)
 from vllm.v1.request import Request as EngineRequest
 
-from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
+from pagedkv.declarations import NOT_TRIED, Declarations, Returns
+from pagedkv.engines.vllm_blockpool import DEAD, Label, Tables, ids, pool_key, show
 from pagedkv.protocol import Request, Snapshot, as_int
 
 SAMPLING = SamplingParams(max_tokens=1)
 LONGEST = 1 << 20  # `max_model_len`: no history is that long, so no request is cut
-DEAD = (-1, -1)
 init_none_hash(sha256)
 
 
@@ -67,10 +69,7 @@ class VllmManager:
         self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
         self.block_size = as_int("block_size", block_size, minimum=1)
         self.head_dim = as_int("head_dim", head_dim, minimum=1)
-        spec = FullAttentionSpec(
-            block_size=self.block_size, num_kv_heads=1, head_size=self.head_dim, dtype=torch.float32
-        )
-        config = KVCacheConfig(self.num_blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)])
+        config = KVCacheConfig(self.num_blocks + 1, [], [KVCacheGroupSpec(["layer"], self._spec())])
         self._engine = KVCacheManager(
             config, LONGEST, self.block_size, self.block_size, enable_caching=caching
         )
@@ -78,6 +77,17 @@ class VllmManager:
         self._contents = 0
         # The newest engine request of every handle that was ever granted blocks.
         self._requests: dict[Request, EngineRequest] = {}
+        self._found: dict[Request, int] = {}  # and how many of its tokens were hits
+
+    def _spec(self) -> KVCacheSpec:
+        return FullAttentionSpec(
+            block_size=self.block_size, num_kv_heads=1, head_size=self.head_dim, dtype=torch.float32
+        )
+
+    def _salt(self, req: Request) -> str | None:
+        """What keeps the contents of a request apart from all others."""
+        known = self._requests.get(req)
+        return str(self._contents) if known is None else known.cache_salt
 
     def allocate_for_prefill(self, req: Request) -> KVCacheBlocks | None:
         known = self._requests.get(req)
@@ -87,7 +97,7 @@ class VllmManager:
             SAMPLING,
             None,
             arrival_time=0.0,
-            cache_salt=str(self._contents) if known is None else known.cache_salt,
+            cache_salt=self._salt(req),
             block_hasher=self._hasher,
         )
         hits, computed, _ = self._engine.get_computed_blocks(request)
@@ -96,16 +106,22 @@ class VllmManager:
             self._contents += known is None
             others = {r: q for r, q in self._requests.items() if r.request_id != req.request_id}
             self._requests = {**others, req: request}
+            self._found = {r: n for r, n in self._found.items() if r in others} | {req: computed}
             self._grow(req, req.seq_len)
         return granted
 
     def allocate_for_decode(self, req: Request) -> KVCacheBlocks | None:
+        return self._extend(req, 1)
+
+    def _extend(self, req: Request, count: int) -> KVCacheBlocks | None:
+        """Slots for so many more tokens; what was refused its slots before waits already."""
         request = self._requests[req]
-        if request.num_tokens == req.seq_len:  # else one waits since it was refused its slot
-            request.append_output_token_ids(req.tokens[-1])
-        granted = self._engine.allocate_slots(request, 1)
+        request.append_output_token_ids(req.tokens[request.num_tokens :])
+        granted = self._engine.allocate_slots(request, count)
         if granted is not None:
-            self._grow(req, req.seq_len + 1)
+            self._grow(req, req.seq_len + count)
+        # A refused call may have dropped blocks behind a window.
+        (req.block_table,) = self._engine.get_block_ids(str(req.request_id))
         return granted
 
     def _grow(self, req: Request, seq_len: int) -> None:
@@ -121,35 +137,46 @@ class VllmManager:
     def snapshot(self) -> Snapshot:
         lengths = {r.request_id: q.num_computed_tokens for r, q in self._requests.items()}
         (group,) = self._engine.coordinator.single_type_managers
-        return show(
+        return self._show(
             self._engine.block_pool,
             {int(name): table for name, table in group.req_to_blocks.items()},
             {name: seq_len for name, seq_len in lengths.items() if seq_len},
         )
 
+    def _show(self, pool: BlockPool, tables: Tables, seq_lens: Mapping[int, int]) -> Snapshot:
+        return show(pool, tables, seq_lens)
+
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`."""
-        (group,) = self._engine.coordinator.single_type_managers
-        known = [
+        waiting = [
+            (name, q.num_tokens, q.num_computed_tokens)
+            for name, q in self._known(names)
+            if q.num_computed_tokens
+        ]
+        return (tuple(sorted(waiting)), *self.blocks_key(names))
+
+    def _known(self, names: Mapping[int, int]) -> list[tuple[int, EngineRequest]]:
+        return [
             (names[r.request_id], q) for r, q in self._requests.items() if r.request_id in names
         ]
-        labels = {key: (name, i) for name, q in known for i, key in enumerate(q.block_hashes)}
+
+    def blocks_key(self, names: Mapping[int, int]) -> tuple[Hashable, ...]:
+        """The same of the blocks: all, where it means nothing how many tokens wait for slots."""
+        (group,) = self._engine.coordinator.single_type_managers
         return (
-            tuple(
-                sorted(
-                    (name, q.num_tokens, q.num_computed_tokens)
-                    for name, q in known
-                    if q.num_computed_tokens
-                )
-            ),
             tuple(
                 (names.get(int(name), -1), group.num_cached_block.get(name), *ids(table))
                 for name, table in sorted(
                     group.req_to_blocks.items(), key=lambda item: names.get(int(item[0]), -1)
                 )
             ),
-            *pool_key(self._engine.block_pool, labels),
+            *pool_key(self._engine.block_pool, self._label(self._known(names))),
         )
+
+    def _label(self, known: Iterable[tuple[int, EngineRequest]]) -> Label:
+        """What a hash is called: where it stands in which request, if anywhere."""
+        labels = {key: (name, i) for name, q in known for i, key in enumerate(q.block_hashes)}
+        return lambda key: labels.get(key, DEAD)
 
 
 def caching_manager(
@@ -157,109 +184,3 @@ def caching_manager(
 ) -> VllmManager:
     """`VllmManager` with prefix caching; sizes > 0, else ValueError."""
     return VllmManager(num_blocks, block_size, head_dim, caching=True)
-
-
-class VllmBlockPool:
-    """`BlockPool` by itself, its caller keeping the tables; sizes > 0, else ValueError."""
-
-    declares = Declarations(
-        out_of_blocks=(Raises(ValueError, "free blocks from the pool"),),
-        wrong_use=NOT_TRIED,
-        engine=True,
-        because={
-            "out_of_blocks": "BlockPool.get_new_blocks: 'Cannot get ... free blocks from the pool'",
-            "wrong_use": "BlockPool.free_blocks promises nothing about it",
-            "engine": "a copy of BlockPool takes some 100 microseconds",
-        },
-    )
-
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
-        self._engine = BlockPool(self.num_blocks + 1, True, self.block_size)
-        self._tables: dict[Request, list[KVCacheBlock]] = {}
-
-    def allocate_for_prefill(self, req: Request) -> None:
-        self._take(req, [], req.seq_len)
-
-    def allocate_for_decode(self, req: Request) -> None:
-        self._take(req, self._tables[req], req.seq_len + 1)
-
-    def _take(self, req: Request, held: list[KVCacheBlock], seq_len: int) -> None:
-        need = -(-seq_len // self.block_size) - len(held)
-        # As in SingleTypeKVCacheManager.allocate_new_blocks, which asks for none only never.
-        taken = self._engine.get_new_blocks(need) if need > 0 else []
-        self._tables[req] = held + taken
-        req.seq_len, req.block_table = seq_len, list(ids(held + taken))
-
-    def release_request(self, req: Request) -> None:
-        self._engine.free_blocks(reversed(self._tables.pop(req)))
-        req.block_table = []
-
-    def snapshot(self) -> Snapshot:
-        return show(
-            self._engine,
-            {req.request_id: table for req, table in self._tables.items()},
-            {req.request_id: req.seq_len for req in self._tables},
-        )
-
-    def state_key(self, names: Mapping[int, int]) -> Hashable:
-        """Everything later answers depend on, requests called by `names`."""
-        tables = sorted((names[r.request_id], *ids(table)) for r, table in self._tables.items())
-        return (tuple(tables), *pool_key(self._engine, {}))
-
-
-def ids(blocks: Iterable[KVCacheBlock]) -> tuple[int, ...]:
-    """The ids of some blocks."""
-    return tuple([block.block_id for block in blocks])
-
-
-def free(pool: BlockPool) -> Iterator[KVCacheBlock]:
-    """The free queue, in hand-out order; a ring in it ends after twice the pool."""
-    block = pool.free_block_queue.fake_free_list_head.next_free_block
-    for _ in range(2 * len(pool.blocks)):
-        if block is None or block is pool.free_block_queue.fake_free_list_tail:
-            return
-        yield block
-        block = block.next_free_block
-
-
-def show(
-    pool: BlockPool, tables: Mapping[int, Iterable[KVCacheBlock]], seq_lens: Mapping[int, int]
-) -> Snapshot:
-    """All that the pool keeps, live, with these tables."""
-    return Snapshot(
-        block_tables={name: ids(table) for name, table in tables.items()},
-        seq_lens=seq_lens,
-        free_blocks=ids(free(pool)),
-        blocks=[block.block_id for block in pool.blocks if not block.is_null],
-        num_free=pool.get_num_free_blocks(),
-        ref_counts={block.block_id: block.ref_cnt for block in pool.blocks},
-        reserved=[block.block_id for block in pool.blocks if block.is_null],
-    )
-
-
-def pool_key(pool: BlockPool, labels: Mapping[BlockHash, tuple[int, int]]) -> tuple[Hashable, ...]:
-    """Everything later answers of the pool depend on, hashes called by `labels`.
-
-    A hash without a label can't be asked for again; only that its block has one matters.
-    """
-
-    def label(key: bytes | None) -> tuple[int, int] | None:
-        return None if key is None else labels.get(get_block_hash(key), DEAD)
-
-    cache = pool.cached_block_hash_to_block._cache
-    return (
-        ids(free(pool)),
-        pool.get_num_free_blocks(),
-        tuple([(b.ref_cnt, b.is_null, label(b.block_hash)) for b in pool.blocks]),
-        tuple(
-            sorted(
-                (label(key), *(tuple(found) if isinstance(found, dict) else ids([found])))
-                for key, found in cache.items()
-            )
-        ),
-    )

@@ -86,11 +86,11 @@ class Admit(Command):
             yield replace(self, extra=0)
         if not any(self.tokens) or not self.extra:
             yield Prefill(self.request, len(self.tokens))
-        for length in range(1, len(self.tokens)):
-            yield replace(self, tokens=self.tokens[:length])
         for p, token in enumerate(self.tokens):
             if token:
                 yield replace(self, tokens=(*self.tokens[:p], 0, *self.tokens[p + 1 :]))
+        for length in range(1, len(self.tokens)):
+            yield replace(self, tokens=self.tokens[:length])
 
     def scaled(self, size: int, smaller: int, *, full: bool) -> Self:
         firsts = self.tokens[::size]
@@ -163,15 +163,19 @@ def _new_prompt(step: Step) -> tuple[int, ...] | None:
 
 
 def _hits(step: Step, tags: tuple[int, ...]) -> list[int]:
-    """The blocks that the index had for the leading blocks of a prompt, its last token left out."""
+    """The blocks that the index had for the leading blocks of a prompt, its last token left out.
+
+    Of several with the same content, the first that the index names.
+    """
     snapshot, ends = step.before.seen.snapshot, step.before.seen.ends
-    by_content = {ends.get(block): block for block in (snapshot.index or {}).values()}
+    by_content: dict[float | None, int] = {}
+    for block in (snapshot.index or {}).values():
+        by_content.setdefault(ends.get(block), block)
     size, hits = step.after.setting.geometry.block_size, []
     for end in range(size - 1, len(tags) - 1, size):
-        block = by_content.get(tags[end])
-        if block is None:
+        if tags[end] not in by_content:
             break
-        hits.append(block)
+        hits.append(by_content[tags[end]])
     return hits
 
 
@@ -235,7 +239,8 @@ def _judge_fit(
             return HOLDS
         relation = f"refused as out of blocks: needed({needed}) <= available({available})"
     else:
-        if needed - declared.lookahead <= available:
+        grows = step.command.request in step.before.model.live  # and may have what it needs
+        if needed - declared.lookahead * grows <= available:
             return HOLDS
         relation = f"granted: needed({needed}) > available({available})"
     return Broken(f"{step.command} {relation}, for {why}", blocks, (step.command.request,))

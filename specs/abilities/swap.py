@@ -39,7 +39,7 @@ class SwapOut(Command):
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         need = setting.geometry.blocks_for(len(model.live[self.request]))
-        return HostGrant(need, need)
+        return HostGrant(need, need + setting.declared.lookahead)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         return nothing_to_undo
@@ -68,7 +68,7 @@ class SwapIn(Command):
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         need = setting.geometry.blocks_for(len(model.swapped[self.request]))
-        return Grant(need, need)
+        return Grant(need, need + setting.declared.lookahead)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         return nothing_to_undo
@@ -112,7 +112,7 @@ def judge_host(state: State) -> Judgement:
         )
     for r, tags in state.model.swapped.items():
         need = state.setting.geometry.blocks_for(len(tags))
-        if len(swapped[r]) != need:
+        if not need <= len(swapped[r]) <= need + state.setting.declared.lookahead:
             return Broken(
                 f"request {r} holds {len(swapped[r])} != {need} block(s) of the second pool",
                 (),

@@ -1,12 +1,13 @@
 """Sliding window: blocks behind it go back; those that it still reads never do.
 
-table[r][i] = null  =>  (i + 1) * block_size <= seq_len[r] - window
+table[r][i] = null  =>  (i + 1) * block_size <= seq_len[r] - window    (+ 1, where a refusal drops)
 a granted call on r that grows it leaves no block behind the window that r held before it
 """
 
 from __future__ import annotations
 
 from pagedkv.specs.ability import Ability
+from pagedkv.specs.growth import behind
 from pagedkv.specs.properties import (
     HOLDS,
     VACUOUS,
@@ -28,6 +29,8 @@ def judge_kept(state: State) -> Judgement:
     assert window is not None, "Need.WINDOW is checked before"
     if null is None or not state.model.live:
         return VACUOUS
+    if declared.drops_behind_window:  # What the last token read the next one need not.
+        window -= 1
     for r, tags in state.model.live.items():
         for i, block in enumerate(state.seen.tables.get(r, ())):
             if block == null and (i + 1) * size > len(tags) - window:
@@ -49,10 +52,10 @@ def judge_freed(step: Step) -> Judgement:
     grew = before is not None and after is not None and len(after) > len(before)
     if null is None or not step.granted or not grew or after is None:
         return VACUOUS
-    behind = max(0, len(after) - window) // step.after.setting.geometry.block_size
+    left = behind(step.after.setting, len(before or ()), len(after))
     had = len(step.before.seen.tables.get(own, ()))  # What it took itself goes at the next call.
     table = step.after.seen.tables.get(own, ())
-    for i, block in enumerate(table[: min(behind, had)]):
+    for i, block in enumerate(table[: min(left, had)]):
         if block != null:
             return Broken(
                 f"{step.command}: block_table[{own}][{i}] = {block} != {null}: the window of "

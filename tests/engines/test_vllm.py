@@ -14,7 +14,8 @@ from pagedkv.protocol import Request, Snapshot
 
 pytest.importorskip("vllm.v1.core.kv_cache_manager")
 
-from pagedkv.engines.vllm import VllmBlockPool, VllmManager, caching_manager
+from pagedkv.engines.vllm import VllmManager, caching_manager
+from pagedkv.engines.vllm_blockpool import VllmBlockPool
 
 ALL = (VllmManager, caching_manager, VllmBlockPool)
 MANAGERS = (VllmManager, caching_manager)
@@ -58,7 +59,7 @@ def test_a_fresh_manager_has_every_block_free_but_the_null_block(make):
         free_blocks=(1, 2, 3),
         blocks={1, 2, 3},
         num_free=3,
-        ref_counts={0: 0, 1: 0, 2: 0, 3: 0},
+        ref_counts={1: 0, 2: 0, 3: 0},
         reserved={0},
     )
 
@@ -194,7 +195,7 @@ FAULTS: dict[str, tuple[Callable[..., object], dict[str, object]]] = {
     "count": (lambda pool: setattr(pool.free_block_queue, "num_free_blocks", 1), {"num_free": 1}),
     "references": (
         lambda pool: setattr(pool.blocks[2], "ref_cnt", -1),
-        {"ref_counts": {0: 0, 1: 1, 2: -1, 3: 0}},
+        {"ref_counts": {1: 1, 2: -1, 3: 0}},
     ),
     "order": (
         lambda pool: pool.free_block_queue.append(pool.free_block_queue.popleft()),
@@ -206,7 +207,7 @@ FAULTS: dict[str, tuple[Callable[..., object], dict[str, object]]] = {
     ),
     "null": (
         lambda pool: setattr(pool.blocks[3], "is_null", True),
-        {"blocks": {1, 2}, "reserved": {0, 3}},
+        {"blocks": {1, 2}, "reserved": {0, 3}, "ref_counts": {1: 1, 2: 0}},
     ),
 }
 
