@@ -189,7 +189,7 @@ def together(declared: Declarations, *, pair: bool = False) -> Scope | None:
         g for g in pools if g.block_size <= max(least, TOGETHER_SIZE + (g.num_blocks < 3))
     )
     requests = 2 if pair or declared.engine else 3
-    return Scope("together", small, requests, abilities=declared.abilities)
+    return Scope("together", small, requests, abilities=frozenset(declared.abilities))
 
 
 def order(found: Found) -> tuple[int, Geometry]:

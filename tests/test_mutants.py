@@ -45,11 +45,10 @@ WIDER = {
     "drifts-every-fourth-decode": (Geometry(2, 3),),
     "copies-first-block": (Geometry(3, 2),),
     "leaves-whole-block-to-compute": (Geometry(2, 2),),
-    "finds-first-block-only": (Geometry(3, 1),),
+    "finds-first-block-only": (Geometry(4, 1),),
     "keeps-flag-of-recycled": (Geometry(1, 2),),
     "keeps-key-of-truncated": (Geometry(1, 3),),
     "writes-into-shared-published": (Geometry(2, 2),),
-    "caches-content-twice": (Geometry(2, 1),),
 }
 # Prompts differ in content, so that there are many more of them.
 SMALLER = tuple(Geometry(n, size) for n, size in ((1, 1), (1, 2), (2, 1)))

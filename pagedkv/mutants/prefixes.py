@@ -76,7 +76,7 @@ class FindsLastTokenToo(Caching):
         return found
 
 
-@planted("prefix-found", 3)
+@planted("prefix-found", 2)
 class FindsFirstBlockOnly(Caching):
     """Finds the first block of a prompt, and none behind it."""
 
@@ -150,9 +150,8 @@ class CreditsBlockTooMany(Caching):
 
     def cached_tokens(self, req: Request) -> int:
         found = super().cached_tokens(req)
-        return (
-            found + self.block_size if found and found + self.block_size == req.seq_len else found
-        )
+        one_more = found + self.block_size
+        return one_more if found and one_more == req.seq_len else found
 
 
 @planted("prefix-counted", 2)
@@ -306,22 +305,6 @@ class FindsWithheld(CachingAndGrouping):
     """Lets a block be found while it is withheld."""
 
     pool_kind = _StaysFindable
-
-
-class _Twice(SharedBlocks):
-    def _come_back(self, given: Withheld) -> None:
-        if given.key is None:
-            super()._come_back(given)
-        else:
-            self.index.setdefault(given.key, given.block)
-            self.cached.append(given.block)
-
-
-@planted("index-exact", 5)
-class CachesContentTwice(CachingAndGrouping):
-    """Caches a block at the end of a group though its content is found elsewhere by then."""
-
-    pool_kind = _Twice
 
 
 @planted("prefix-whole", 3)
