@@ -161,7 +161,7 @@ def test_who_refuses_early_need_not_count_what_goes_back(early):
 
 def test_a_call_that_takes_no_block_is_never_refused_early():
     class Never(Sliding):
-        declares = declares(window_of_first=True, refuses_early=True)
+        declares = declares(window_of_first=True, refuses_early=True, drops_behind_window=True)
 
         def grow(self, req: Request, table: list[int], before: int, count: int) -> None:
             if before % self.block_size:
