@@ -84,8 +84,8 @@ class LmdeploySwap(LmdeployManager):
             block_tables={r: t for r, t in seen.block_tables.items() if r not in out},
             seq_lens={r: n for r, n in seen.seq_lens.items() if r not in out},
             ref_counts={b: n for b, n in (seen.ref_counts or {}).items() if b < first},
-            swapped={r: [b - first for b in seen.block_tables[r]] for r in out},
-            host_free=[b - first for b in free(engine.allocator.get_phy_allocator("cpu"))],
+            swapped={r: tuple(b - first for b in seen.block_tables[r]) for r in out},
+            host_free=tuple(b - first for b in free(engine.allocator.get_phy_allocator("cpu"))),
         )
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:

@@ -58,10 +58,10 @@ class VllmPrefix(VllmManager):
 
     def _show(self, pool: BlockPool, tables: Tables, seq_lens: Mapping[int, int]) -> Snapshot:
         queue = ids(free(pool))
-        cached = {b for b in queue if pool.blocks[b].block_hash is not None}
+        cached = frozenset(b for b in queue if pool.blocks[b].block_hash is not None)
         return replace(
             show(pool, tables, seq_lens),
-            free_blocks=[b for b in queue if b not in cached],
+            free_blocks=tuple(b for b in queue if b not in cached),
             num_free=pool.get_num_free_blocks() - len(cached),
             cached=cached,
             index=dict(index(pool)),

@@ -241,7 +241,9 @@ def test_null_stands_for_the_history_that_is_ignored():
     request = admit(manager, 0, 3)
     assert manager.allocate_for_append(request, 1) is True
     assert (request.seq_len, request.block_table) == (4, [-1, 2, 3, 1])
-    assert manager._sequences[request].num_ignored_history == 1
+    sequence = manager._sequences[request]
+    assert isinstance(sequence, WindowSequence)
+    assert sequence.num_ignored_history == 1
 
 
 def test_the_scheduler_does_not_count_what_goes_back_and_can_allocate_does():
