@@ -66,7 +66,7 @@ def _without_drops(step: Step, was: Snapshot, now: Snapshot) -> Snapshot:
     if count is not None:
         count -= len(back - now.cached)
     if counts is not None:
-        counts = {block: n + (block in gone) for block, n in counts.items()}
+        counts = {**counts, **{block: counts.get(block, 0) + 1 for block in gone}}
     return replace(
         now,
         block_tables={**now.block_tables, own: old},
@@ -94,6 +94,8 @@ def _dropped_before(step: Step) -> int:
     if not setting.declared.drops_behind_window or own not in model.live:
         return 0
     grown = step.command.advance(model, setting).live.get(own, ())
+    if len(grown) <= len(model.live[own]):
+        return 0
     table, null = step.before.seen.tables.get(own, ()), setting.declared.null_block
     return sum(table[i : i + 1] == (null,) for i in dead(model, setting, own, len(grown)))
 

@@ -26,6 +26,10 @@ _FAITHFUL = frozenset(
 """Modules whose own classes are known to pickle whole."""
 
 
+_TEXT, _BYTES = b"t", b"b"
+"""How what is written out by its value begins."""
+
+
 def freeze(value: object, meaningless: Collection[str] = ()) -> bytes:
     """Everything reachable from `value`, as bytes; changes nothing.
 
@@ -48,8 +52,9 @@ def thaw(frozen: bytes) -> Any:
 
 
 class _Thawer(pickle.Unpickler):
-    def persistent_load(self, pid: Any) -> str:
-        return str(pid, "utf-8", "surrogatepass")
+    def persistent_load(self, pid: Any) -> str | bytes:
+        kind, value = pid[:1], pid[1:]
+        return str(value, "utf-8", "surrogatepass") if kind == _TEXT else bytes(value)
 
 
 class _Freezer(pickle.Pickler):
@@ -60,8 +65,10 @@ class _Freezer(pickle.Pickler):
 
     def persistent_id(self, value: object) -> bytes | None:
         # Pickle writes a string once and then refers to it, if it is the same *object*. Whether
-        # two equal strings are one object means nothing, so each is written out.
-        return value.encode("utf-8", "surrogatepass") if type(value) is str else None
+        # two equal strings are one object means nothing, so each is written out; so with bytes.
+        if type(value) is str:
+            return _TEXT + value.encode("utf-8", "surrogatepass")
+        return _BYTES + value if type(value) is bytes else None
 
     def reducer_override(self, value: object) -> Any:
         kind: type = type(value)

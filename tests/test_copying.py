@@ -282,3 +282,12 @@ def test_a_meaningless_slot_or_default_is_left_out_by_one_way_or_the_other():
     assert whole(SlottedClock(1, 1)) != whole(SlottedClock(2, 1))
     assert whole(DefaultClock(n=1, clock=1)) == whole(DefaultClock(n=1, clock=2))
     assert whole(DefaultClock(n=1, clock=1)) != whole(DefaultClock(n=2, clock=1))
+
+
+@pytest.mark.parametrize("made", [lambda: str(12345), lambda: bytes([1, 2, 3])])
+def test_equal_strings_and_bytes_freeze_alike_whether_or_not_they_are_one_object(made):
+    one = made()
+    assert freeze([one, one]) == freeze([made(), made()])
+    assert made() is not one
+    assert freeze(["abc"]) != freeze([b"abc"])
+    assert thaw(freeze([one, made()])) == [one, one]

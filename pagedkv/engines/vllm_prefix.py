@@ -59,7 +59,7 @@ class VllmPrefix(VllmManager):
 
     def _show(self, pool: BlockPool, tables: Tables, seq_lens: Mapping[int, int]) -> Snapshot:
         queue = ids(free(pool))
-        cached = {b for b in queue if pool.blocks[b].block_hash is not None}
+        cached = frozenset(b for b in queue if pool.blocks[b].block_hash is not None)
         return replace(
             show(pool, tables, seq_lens),
             free_blocks=tuple(b for b in queue if b not in cached),

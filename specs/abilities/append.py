@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pagedkv.specs.abilities.core import lengths
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
-from pagedkv.specs.growth import demand, grown
+from pagedkv.specs.growth import dead, demand, grown
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.properties import Need, Property, Sometimes
 from pagedkv.specs.steps import Expected, State, Step
@@ -58,7 +58,11 @@ def candidates(model: Model, setting: Setting) -> Iterator[Command]:
         size = setting.geometry.block_size
         for r in sorted(model.live):
             room = -len(model.live[r]) % size
-            counts = {*range(1, room + 2), *(room + n for n in lengths(model, setting))}
+            # What goes back behind a window makes room for more.
+            gone = len(dead(model, setting, r, len(model.live[r]) + 1)) * size
+            more = lengths(model, setting)
+            counts = {*range(1, room + 2), *(room + n for n in more)}
+            counts |= {room + gone + n for n in more}
             for tokens in sorted(counts):
                 if (append := Append(r, tokens)).enabled(model, setting):
                     yield append

@@ -169,8 +169,8 @@ def _hits(step: Step, tags: tuple[int, ...]) -> list[int]:
     """
     snapshot, ends = step.before.seen.snapshot, step.before.seen.ends
     by_content: dict[float | None, int] = {}
-    for block in (snapshot.index or {}).values():
-        by_content.setdefault(ends.get(block), block)
+    for held in (snapshot.index or {}).values():
+        by_content.setdefault(ends.get(held), held)
     size, hits = step.after.setting.geometry.block_size, []
     for end in range(size - 1, len(tags) - 1, size):
         if tags[end] not in by_content:

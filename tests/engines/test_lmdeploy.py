@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pagedkv import check
+from findings import printed, scripts
+from pagedkv import assert_holds, check
 from pagedkv.protocol import Request, Snapshot
 
 pytest.importorskip("lmdeploy.pytorch.paging.block_manager")
@@ -16,6 +17,8 @@ pytest.importorskip("lmdeploy.pytorch.paging.block_manager")
 from lmdeploy.pytorch.messages import SchedulerSequence
 
 from pagedkv.engines.lmdeploy import LmdeployManager, Sequence, logical_manager
+from pagedkv.engines.lmdeploy_swap import LmdeploySwap
+from pagedkv.engines.lmdeploy_window import LmdeployWindow, LmdeployWindowAlone, WindowSequence
 
 ALL = (LmdeployManager, logical_manager)
 NAMES = {r: r for r in range(16)}
@@ -194,3 +197,86 @@ def test_the_quick_scope_is_exhausted_and_nothing_breaks(target):
     assert report.verdict == "passed"
     coverage = report.coverage
     assert (coverage.states, coverage.transitions, coverage.exhausted) == (690, 2282, True)
+
+
+# ------------------------------------------------------------------------------- CPU blocks
+
+
+def test_a_swapped_request_stands_in_the_second_pool_and_comes_back():
+    manager = LmdeploySwap(3, 1, 1)
+    request = admit(manager, 0, 2)
+    assert manager.swap_out(request) is True
+    assert request.block_table == []
+    shown = manager.snapshot()
+    assert (shown.block_tables, shown.seq_lens, shown.swapped) == ({}, {}, {0: (0, 1)})
+    assert (shown.host_free, shown.free_blocks) == ((2,), (1, 2, 3))
+    assert admit(manager, 1, 1).block_table == [1]
+    assert manager.swap_in(request) is True
+    assert request.block_table == [2, 3]
+    assert manager.snapshot().host_free == (0, 1, 2)
+
+
+def test_a_swap_that_finds_too_few_blocks_is_false_and_leaves_everything():
+    manager = LmdeploySwap(2, 1, 1)
+    out = admit(manager, 0, 2)
+    manager.swap_out(out)
+    live = admit(manager, 1, 1)
+    before = manager.snapshot(), manager.state_key(NAMES)
+    assert (manager.swap_in(out), manager.swap_out(live)) == (False, False)
+    assert before == (manager.snapshot(), manager.state_key(NAMES))
+
+
+def test_a_question_leaves_the_sequence_as_it_was():
+    manager = LmdeploySwap(2, 1, 1)
+    request = admit(manager, 0, 1)
+    assert [manager.can_append(request, count) for count in (1, 2)] == [True, False]
+    assert manager._sequences[request].num_all_ids == 1
+
+
+# ----------------------------------------------------------------------------------- windows
+
+
+def test_null_stands_for_the_history_that_is_ignored():
+    manager = LmdeployWindow(4, 1, 1)
+    request = admit(manager, 0, 3)
+    assert manager.allocate_for_append(request, 1) is True
+    assert (request.seq_len, request.block_table) == (4, [-1, 2, 3, 1])
+    sequence = manager._sequences[request]
+    assert isinstance(sequence, WindowSequence)
+    assert sequence.num_ignored_history == 1
+
+
+def test_the_scheduler_does_not_count_what_goes_back_and_can_allocate_does():
+    for make, granted in ((LmdeployWindow, False), (LmdeployWindowAlone, True)):
+        manager = make(3, 1, 1)
+        assert manager.allocate_for_decode(admit(manager, 0, 3)) is granted
+
+
+def test_a_window_that_drops_more_than_it_reuses_loses_blocks():
+    """The finding in docs/findings/; once LMDeploy has mended it, this fails and both change."""
+    commands = [
+        {"op": "prefill", "request": 0, "tokens": 5},
+        {"op": "append", "request": 0, "tokens": 2},
+    ]
+    with pytest.raises(AssertionError, match="MemoryError"):
+        assert_holds("lmdeploy-window-alone", commands=commands, num_blocks=5, block_size=1)
+    assert_holds("lmdeploy-window", commands=commands, num_blocks=5, block_size=1)
+
+
+@pytest.mark.parametrize("page", ["lmdeploy-window-reuse.md", "lmdeploy-window-second-turn.md"])
+def test_the_scripts_of_the_findings_print_what_their_pages_say(page):
+    assert [printed(script) for script, _ in scripts(page)] == [told for _, told in scripts(page)]
+
+
+def test_the_stand_in_of_a_window_has_what_a_scheduler_sequence_has():
+    own = set(WindowSequence.__dataclass_fields__)
+    assert all(
+        name in SchedulerSequence.__dataclass_fields__ or hasattr(SchedulerSequence, name)
+        for name in own
+    )
+
+
+@pytest.mark.parametrize("target", ["lmdeploy-swap", "lmdeploy-window", "lmdeploy-window-alone"])
+def test_the_scopes_of_the_abilities_are_exhausted_and_nothing_breaks(target):
+    (report,) = check(target, budget=600).targets
+    assert (report.verdict, report.coverage.exhausted) == ("passed", True)

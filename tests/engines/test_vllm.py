@@ -16,6 +16,8 @@ pytest.importorskip("vllm.v1.core.kv_cache_manager")
 
 from pagedkv.engines.vllm import VllmManager, caching_manager
 from pagedkv.engines.vllm_blockpool import VllmBlockPool
+from pagedkv.engines.vllm_prefix import VllmPrefix
+from pagedkv.engines.vllm_window import VllmWindow
 
 ALL = (VllmManager, caching_manager, VllmBlockPool)
 MANAGERS = (VllmManager, caching_manager)
@@ -294,3 +296,70 @@ def test_the_quick_scope_is_exhausted_and_nothing_breaks(target, states, transit
         transitions,
         True,
     )
+
+
+# -------------------------------------------------------------------- prefixes that are shared
+
+
+def test_a_prompt_finds_what_another_request_wrote_but_its_last_token():
+    manager = VllmPrefix(4, 1, 1)
+    first = admit(manager, 0, 2)
+    second = Request(1, 2)
+    manager.allocate_for_prefill(second)
+    assert (first.block_table, second.block_table) == ([1, 2], [1, 3])
+    assert [manager.cached_tokens(r) for r in (first, second)] == [0, 1]
+    assert manager.snapshot().ref_counts == {1: 2, 2: 1, 3: 1, 4: 0}
+
+
+def test_an_extra_key_keeps_prompts_apart():
+    manager = VllmPrefix(4, 1, 1)
+    admit(manager, 0, 2)
+    other = Request(1, 2, extra_key=1)
+    manager.allocate_for_prefill(other)
+    assert (other.block_table, manager.cached_tokens(other)) == ([3, 4], 0)
+
+
+def test_cached_blocks_are_shown_beside_the_free_ones_and_each_is_indexed():
+    manager = VllmPrefix(3, 1, 1)
+    request, twin = admit(manager, 0, 1), admit(manager, 1, 1)  # a last token is never found
+    manager.release_request(request)
+    shown = manager.snapshot()
+    assert (shown.free_blocks, set(shown.cached), shown.num_free) == ((3,), {1}, 1)
+    assert shown.index is not None
+    assert list(shown.index.values()) == [1, 2]
+    assert twin.block_table == [2]
+    admit(manager, 2, 2)  # finds block 1, the first, and takes block 3
+    assert manager.snapshot().block_tables == {1: (2,), 2: (1, 3)}
+
+
+# ------------------------------------------------------------------------------------- a window
+
+
+def test_blocks_behind_the_window_go_back_before_others_are_taken():
+    manager = VllmWindow(2, 1, 1)
+    request = admit(manager, 0, 2)
+    assert decode(manager, request) is not None
+    assert (request.seq_len, request.block_table) == (3, [0, 2, 1])
+
+
+def test_what_the_first_of_many_tokens_reads_is_kept():
+    manager = VllmWindow(5, 1, 1)
+    request = admit(manager, 0, 2)
+    request.tokens += [0, 0]
+    manager.allocate_for_append(request, 2)
+    assert request.block_table == [0, 2, 1, 3]
+
+
+def test_a_refused_call_gives_back_what_is_behind_the_window():
+    manager = VllmWindow(2, 1, 1)
+    request = admit(manager, 0, 2)
+    request.tokens += [0, 0]
+    assert manager.allocate_for_append(request, 2) is None
+    assert (request.seq_len, request.block_table) == (2, [0, 2])
+    assert manager.snapshot().free_blocks == (1,)
+
+
+@pytest.mark.parametrize("target", ["vllm-prefix", "vllm-window"])
+def test_the_scopes_of_the_abilities_are_exhausted_and_nothing_breaks(target):
+    (report,) = check(target, budget=600).targets
+    assert (report.verdict, report.coverage.exhausted) == ("passed", True)
