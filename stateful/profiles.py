@@ -112,6 +112,9 @@ class Profile:
         """One scope for each ability that is declared, and for each pair that engines combine."""
         small = tuple(g for g in FIXED if g.num_blocks <= self.ability_blocks and g.block_size <= 2)
         asked = frozenset[AbilityName]({"ask"}) & declared.abilities
+        combined = [names for names in COMBINED if names <= declared.abilities]
+        if asked and not combined:  # The core's commands are there to be asked about.
+            combined = [asked]
         return tuple(
             Scope(
                 "+".join(sorted(names)),
@@ -120,8 +123,7 @@ class Profile:
                 keeps_released="prefix" in names and "append" not in names,
                 abilities=names | asked,
             )
-            for names in COMBINED
-            if names <= declared.abilities
+            for names in combined
         )
 
 

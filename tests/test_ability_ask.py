@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import message, state, step
+from pagedkv import Declarations
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.ask import ASK, judge_agrees, judge_pure
 from pagedkv.specs.abilities.core import KINDS, Decode, Misuse, Prefill, Release, Resume
@@ -16,6 +17,7 @@ from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import COMMANDS
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, Sometimes
 from pagedkv.specs.steps import DONE, Asked, NoBlocks, Raised, Refused
+from pagedkv.stateful.profiles import PROFILES
 
 OOM = NoBlocks("OOM")
 HALF = state({0: 4}, {0: (0, 1)})
@@ -107,3 +109,19 @@ def test_every_call_that_may_run_out_has_its_question_and_no_other_has():
 def test_asking_has_no_commands_of_its_own():
     assert ASK.commands == ()
     assert not list(ASK.candidates(HALF.model, HALF.setting))
+
+
+@pytest.mark.parametrize(
+    ("abilities", "named"),
+    [
+        ((), []),
+        (("ask",), ["ask"]),
+        (("append", "ask"), ["append"]),
+        (("append", "fork"), ["append", "fork"]),
+    ],
+)
+def test_whoever_can_be_asked_is_asked_in_every_scope_of_abilities(abilities, named):
+    declared = Declarations(abilities=frozenset(abilities))
+    scopes = PROFILES["quick"].scopes(declared, pair=False)[2:]
+    assert [scope.name for scope in scopes] == named
+    assert all(("ask" in scope.abilities) == ("ask" in abilities) for scope in scopes)
