@@ -5,11 +5,11 @@ A new ability is one line here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pagedkv.abilities import ABILITY_NAMES
+from pagedkv.abilities import ABILITY_NAMES, AbilityName
 from pagedkv.declarations import OPERATIONS
 from pagedkv.specs.abilities.append import APPEND
 from pagedkv.specs.abilities.ask import ASK
@@ -38,6 +38,12 @@ PROPERTIES: Mapping[str, Property] = {
     for props in (*(ability.properties for ability in ABILITIES), (LOCKSTEP, UNDER_FAULT))
     for prop in props
 }
+
+
+def ops_of(abilities: Set[AbilityName]) -> tuple[str, ...]:
+    """The ops of the core and of these abilities, in canonical order; changes nothing."""
+    tried = (ability for ability in ABILITIES if ability is CORE or ability.id in abilities)
+    return tuple(command.op for ability in tried for command in ability.commands)
 
 
 _EXAMPLE = '{"op": "decode", "request": 0}'

@@ -5,7 +5,7 @@ The rules are made from the catalogue, so that a new ability changes nothing her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar
@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 )
 from hypothesis.strategies import SearchStrategy, just, none, runner, sampled_from
 
-from pagedkv.specs.catalogue import COMMANDS, PROPERTIES, offered
+from pagedkv.abilities import AbilityName
+from pagedkv.specs.catalogue import PROPERTIES, offered, ops_of
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
@@ -227,8 +228,9 @@ def _rule_of(op: str) -> Callable[[_Driver, Command], None]:
     return made
 
 
-def _machine(run: _Run) -> type[RuleBasedStateMachine]:
-    rules: Mapping[str, Any] = {f"rule_{op}": _rule_of(op) for op in COMMANDS}
+def _machine(run: _Run, abilities: Set[AbilityName]) -> type[RuleBasedStateMachine]:
+    # A rule that is never possible would cost draws, and change what the others shrink to.
+    rules: Mapping[str, Any] = {f"rule_{op}": _rule_of(op) for op in ops_of(abilities)}
     body = {"__module__": __name__, "run": run, "start": start, "stop": stop, **rules}
     return type("Machine", (_Driver,), body)
 
@@ -240,19 +242,21 @@ def machine_for(
     properties: Iterable[Property] = PROPERTIES.values(),
     look_past: Collection[str] = (),
     settings: hypothesis.settings | None = None,
+    abilities: Set[AbilityName] = frozenset(),
 ) -> type[RuleBasedStateMachine]:
     """A machine that drives what `make` makes, a World or two in lockstep; changes nothing.
 
     geometries: smallest first; none given is `tiny`, as far as the target can have them.
     look_past: redundant properties whose violations do not end a history.
-    settings: those of its `TestCase`; None is the quick profile.
+    settings: those of its `TestCase`; None is the quick profile. abilities: those whose commands
+    are tried; the worlds must be made with them too.
 
     Under pytest one name is enough, and two would run it twice:
 
         TestMyManager = machine_for(lambda geometry: World(MyManager, geometry)).TestCase
     """
     run = _Run(make, None, tuple(properties), frozenset(look_past), tuple(geometries))
-    machine = _machine(run)
+    machine = _machine(run, abilities)
     machine.TestCase.settings = settings_for("quick") if settings is None else settings
     return machine
 
@@ -295,8 +299,7 @@ def search(
     """
     deadline = None if seconds is None else monotonic() + seconds
     run = _Run(make, judge, (), frozenset(look_past), tuple(geometries), deadline)
-    run.possible()
-    machine = _machine(run)
+    machine = _machine(run, make(run.possible()[0]).setting.active)
     if seed is not None:
         machine = hypothesis.seed(seed)(machine)
     quiet = for_search(settings, derandomize=seed is None and settings.derandomize)

@@ -288,6 +288,10 @@ def test_every_field_of_a_snapshot_goes_over_the_line_and_back():
         reserved=frozenset({6}),
         reverse_map=frozenset({Owned(0, 0, 1), Owned("row 2", 0, 0)}),
         capacities={0: 4, "row 2": 8},
+        index={"(None, (0, 1))": 5},
+        withheld=frozenset({7}),
+        swapped={2: (0, 1)},
+        host_free=(3, 2),
     )
     assert set(wire.SNAPSHOT) == {f.name for f in fields(Snapshot)}
     assert wire.snapshot_from(wire.snapshot_to(whole)) == whole

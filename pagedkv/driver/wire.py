@@ -112,6 +112,13 @@ def _owned(value: object, what: str) -> frozenset[Owned]:
     )
 
 
+def _keys(value: object, what: str) -> dict[str, int]:
+    pairs = _lists(value, what, 2)
+    if not all(isinstance(key, str) for key, _ in pairs):
+        raise BadAnswer(f"a list of [text, block] as {what}", value)
+    return {key: integer(block, what) for key, block in pairs}
+
+
 def _capacities(value: object, what: str) -> dict[int | str, int]:
     return {_owner(o, what): integer(n, what) for o, n in _lists(value, what, 2)}
 
@@ -129,12 +136,15 @@ def _map(value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 _NUMBERS = _Codec(lambda v: [index(b) for b in v], lambda v, what: tuple(integers(v, what)))
+_TABLES = _Codec(lambda v: {k: [index(b) for b in table] for k, table in _map(v).items()}, _tables)
+_INDEX = _Codec(
+    lambda v: [[key if isinstance(key, str) else repr(key), index(b)] for key, b in v.items()],
+    _keys,
+)
 _SET = _Codec(lambda v: sorted(index(b) for b in v), lambda v, what: frozenset(integers(v, what)))
 _COUNTS = _Codec(lambda v: {k: index(n) for k, n in _map(v).items()}, _counts)
 SNAPSHOT: Mapping[str, _Codec] = {
-    "block_tables": _Codec(
-        lambda v: {k: [index(b) for b in table] for k, table in _map(v).items()}, _tables
-    ),
+    "block_tables": _TABLES,
     "seq_lens": _COUNTS,
     "free_blocks": _NUMBERS,
     "blocks": _SET,
@@ -148,6 +158,10 @@ SNAPSHOT: Mapping[str, _Codec] = {
         _owned,
     ),
     "capacities": _Codec(lambda v: [[owner, index(n)] for owner, n in v.items()], _capacities),
+    "index": _INDEX,
+    "withheld": _SET,
+    "swapped": _TABLES,
+    "host_free": _NUMBERS,
 }
 """Every field of a Snapshot; null, or a field that is left out, is its default."""
 _REQUIRED = ("block_tables", "seq_lens")
