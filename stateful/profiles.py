@@ -152,6 +152,7 @@ PROFILES: Mapping[str, Profile] = {
         pair_requests=3,
         pair_blocks=4,
         engine_blocks=4,
+        ability_blocks=3,
     ),
 }
 
