@@ -32,6 +32,10 @@ COMBINED: tuple[frozenset[AbilityName], ...] = (
 """What is tried together: each ability, and the pairs that engines combine."""
 
 
+MOST_NAMED = 2
+"""Abilities that a search is called by; of more it is not said which."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What an exhaustive search covers.
@@ -49,7 +53,11 @@ class Scope:
     @property
     def words(self) -> str:
         """What people call the search of it."""
-        return "small pools, released handles kept" if self.keeps_released else "small pools"
+        # To be asked is no command: it only names the search where there is nothing else to.
+        tried = sorted(self.abilities - {"ask"}) or sorted(self.abilities)
+        beyond = f" with {' and '.join(tried)}" if len(tried) <= MOST_NAMED and tried else ""
+        kept = ", released handles kept" if self.keeps_released else ""
+        return f"small pools{beyond}{kept}"
 
     def __str__(self) -> str:
         blocks = max(geometry.num_blocks for geometry in self.geometries)

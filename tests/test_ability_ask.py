@@ -125,3 +125,15 @@ def test_whoever_can_be_asked_is_asked_in_every_scope_of_abilities(abilities, na
     scopes = PROFILES["quick"].scopes(declared, pair=False)[2:]
     assert [scope.name for scope in scopes] == named
     assert all(("ask" in scope.abilities) == ("ask" in abilities) for scope in scopes)
+
+
+def test_each_search_is_called_by_what_it_tries():
+    declared = Declarations(abilities=frozenset({"ask", "fork", "prefix"}))
+    words = [scope.words for scope in PROFILES["quick"].scopes(declared, pair=False)]
+    assert words == [
+        "small pools",
+        "small pools, released handles kept",
+        "small pools with fork",
+        "small pools with prefix, released handles kept",
+        "small pools with fork and prefix, released handles kept",
+    ]
