@@ -37,6 +37,13 @@ class Need(Enum):
     FAULTS = "injected failure (--faults, one target at a time)"
 
 
+OF_ABILITIES = frozenset(
+    {Need.APPEND, Need.TRUNCATE, Need.FORK, Need.LAZY_FORK, Need.PREFIX, Need.INDEX}
+    | {Need.SWAP, Need.HOST, Need.WINDOW, Need.ASK, Need.GROUP}
+)
+"""What only a target that declares an ability can offer."""
+
+
 class Verdictless(Enum):
     """The two judgements that carry nothing: it holds, or there was nothing to judge."""
 

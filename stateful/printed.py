@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pagedkv.specs.catalogue import PROPERTIES
-from pagedkv.specs.properties import Sometimes
+from pagedkv.specs.properties import OF_ABILITIES, Sometimes
 from pagedkv.stateful.report import (
     Counterexample,
     Injection,
@@ -166,7 +166,8 @@ def _show_properties(console: Console, target: TargetReport) -> None:
 
     A reason that many share is told once.
     """
-    results = target.properties
+    beyond = [result for result in target.properties if _is_beyond(result)]
+    results = tuple(result for result in target.properties if not _is_beyond(result))
     shared = {r for r, times in Counter(r.reason for r in results if r.reason).items() if times > 2}
     goals = [result for result in results if _is_goal(result)]
     judged = [result for result in results if not _is_goal(result)]
@@ -186,8 +187,18 @@ def _show_properties(console: Console, target: TargetReport) -> None:
     if missed:
         rows = [(goal.id, _words(goal.verdict), "", plain(goal.reason or "")) for goal in missed]
         _show_table(console, rows, [goal.verdict for goal in missed])
+    if beyond:
+        what = "property" if len(beyond) == 1 else "properties"
+        console.print(f"  {len(beyond)} {what} of abilities that it does not declare")
     if results:
         console.print()
+
+
+def _is_beyond(result: PropertyResult) -> bool:
+    """Whether it is about an ability that the target does not have."""
+    known = PROPERTIES.get(result.id)
+    lacks = result.verdict == "not_applicable" and (result.reason or "").startswith("needs ")
+    return lacks and known is not None and not known.needs.isdisjoint(OF_ABILITIES)
 
 
 def _is_goal(result: PropertyResult) -> bool:

@@ -384,3 +384,18 @@ def test_each_builtin_says_whether_it_can_run_and_else_what_it_takes():
         "nope       can't run  An [engine].",
         "           lacks nope: pip install nope",
     ]
+
+
+def test_what_is_about_abilities_that_a_target_lacks_is_one_line():
+    results = (
+        PropertyResult("pool-full", "passed", 1),
+        PropertyResult("tail-copied", "not_applicable", 0, "needs the ability fork"),
+        PropertyResult("prefix-found", "not_applicable", 0, "needs a prefix index in the snapshot"),
+        PropertyResult("swapped-in", "not_applicable", 0, "declared: no second pool"),
+    )
+    told = shown(target(verdict="passed", properties=results, counterexamples=()))
+    assert "  2 properties of abilities that it does not declare" in told
+    assert "goals reached (1 of 2): pool-full" in told
+    assert "swapped-in" in told
+    assert "tail-copied" not in told
+    assert "prefix-found" not in told
