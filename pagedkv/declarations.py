@@ -19,7 +19,8 @@ WrongUse = Literal["error", "noop", "never"]
 
 OPERATIONS = ("prefill", "decode", "release")
 
-_LEAST = {"lookahead": 0, "late_calls": 0, "late_blocks": 0, "pool_multiple": 1}
+_LEAST = dict.fromkeys(("lookahead", "lookahead_tokens", "late_calls", "late_blocks"), 0)
+_LEAST["pool_multiple"] = 1
 """The least value of each number."""
 
 
@@ -55,6 +56,8 @@ class Declarations:
     out_of_blocks: how a call says that blocks ran out.
     wrong_use: per operation ("prefill", "decode", "release"); what is not named gets "error".
     lookahead: blocks a table may hold beyond ceil(seq_len / block_size).
+    lookahead_tokens: tokens to come that every table has room for: it holds exactly
+        ceil((seq_len + lookahead_tokens) / block_size) blocks.
     refuses_early: out of blocks may be said though enough blocks are free (watermark, runs).
     reorders_free: a refusal may change the order of the free list, not its content.
     late_calls: a block given back may be pending, and is free again at most so many granted calls
@@ -86,6 +89,7 @@ class Declarations:
     out_of_blocks: tuple[Raises | Returns, ...] = (Raises(RuntimeError, "OOM"),)
     wrong_use: Mapping[str, WrongUse] = field(default_factory=dict)
     lookahead: int = 0
+    lookahead_tokens: int = 0
     refuses_early: bool = False
     reorders_free: bool = False
     late_calls: int = 0
@@ -143,6 +147,17 @@ class Declarations:
             )
         if self.window is not None:
             as_int("window", self.window, minimum=1)
+        if self.lookahead_tokens and (beside := self._not_beside_lookahead()):
+            raise ValueError(
+                f"lookahead_tokens = {self.lookahead_tokens} is declared beside {beside}, where it "
+                f"is not exact; declare lookahead, the most blocks that there may be"
+            )
+
+    def _not_beside_lookahead(self) -> str:
+        there = {"lookahead": self.lookahead} | {
+            name: name in self.abilities for name in ("fork", "window")
+        }
+        return " and ".join(name for name, given in there.items() if given)
 
     def _check_reasons(self) -> None:
         # `never_reached` and `meaningless` carry a reason in each entry already.

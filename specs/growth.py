@@ -21,7 +21,7 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
     What others may have found, the tables say and not the model: a tail that was cut out of a
     full block, which is copied then, as `prefix-counted` judges, and what a window leaves behind.
     """
-    blocks_for, lookahead = setting.geometry.blocks_for, setting.declared.lookahead
+    blocks_for, lookahead = setting.blocks_for, setting.declared.lookahead
     before = len(model.live.get(request, ()))
     need, perhaps = blocks_for(after) - blocks_for(before), 0
     if setting.tracks_pages and before:
@@ -31,10 +31,17 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
         if not model.grouping:  # What goes back inside a group is withheld.
             back = len(_given_back(model, request, gone))
             need, perhaps = need - back, back * setting.by_content
-    if setting.cuts_shared and before % setting.geometry.block_size:
-        perhaps += 1 - shares_tail(model, setting, request)
+    if setting.cuts_shared and before:
+        perhaps += len(overwritten(setting, before, after))
+        perhaps -= shares_tail(model, setting, request)
     had = lookahead if before else 0
     return Grant(low=max(0, need - had), high=max(0, need) + perhaps + lookahead)
+
+
+def overwritten(setting: Setting, before: int, after: int) -> range:
+    """The logical blocks held at `before` tokens that growing to `after` writes into."""
+    size, held = setting.geometry.block_size, setting.blocks_for(before)
+    return range(before // size, max(before // size, min(held, setting.geometry.blocks_for(after))))
 
 
 def admission(setting: Setting, seq_len: int) -> Grant:
@@ -42,7 +49,7 @@ def admission(setting: Setting, seq_len: int) -> Grant:
 
     How many are, the index before the call says; `prefix-counted` judges that.
     """
-    whole = setting.geometry.blocks_for(seq_len)
+    whole = setting.blocks_for(seq_len)
     found = (seq_len - 1) // setting.geometry.block_size if setting.by_content else 0
     return Grant(low=whole - found, high=whole + setting.declared.lookahead)
 
@@ -135,7 +142,7 @@ def blocks_at_most(model: Model, setting: Setting) -> int:
     if setting.tracks_pages and not setting.by_content:
         return blocks_due(model, setting)
     lookahead = setting.declared.lookahead * len(model.live)
-    return lookahead + sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
+    return lookahead + sum(setting.blocks_for(len(tags)) for tags in model.live.values())
 
 
 def blocks_due(model: Model, setting: Setting) -> int:
@@ -151,7 +158,7 @@ def blocks_due(model: Model, setting: Setting) -> int:
         return len(whole) + len(tails)
     if setting.tracks_pages:
         return len({page for held in model.pages.values() for page in held} - {GONE})
-    return sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
+    return sum(setting.blocks_for(len(tags)) for tags in model.live.values())
 
 
 def free_name(model: Model, setting: Setting) -> int | None:

@@ -49,19 +49,20 @@ def judge_seq_len(state: State) -> Judgement:
 
 def judge_cover(state: State) -> Judgement:
     """Every live request has a table that covers it exactly, plus the lookahead; no other has."""
-    model, tables, geometry = state.model, state.seen.tables, state.setting.geometry
+    model, tables, setting = state.model, state.seen.tables, state.setting
     for r in sorted(set(tables) - set(model.live)):
         return Broken(f"request {r} is not live but has block_table {list(tables[r])}", (), (r,))
     for r, tags in model.live.items():
         if r not in tables:
             return Broken(f"request {r} is live with {len(tags)} tokens but has no table", (), (r,))
-        need, has = geometry.blocks_for(len(tags)), len(tables[r])
-        lookahead = state.setting.declared.lookahead
+        need, has = setting.blocks_for(len(tags)), len(tables[r])
+        lookahead, ahead = setting.declared.lookahead, setting.declared.lookahead_tokens
         if not need <= has <= need + lookahead:
             more = f" (+ lookahead {lookahead})" if lookahead else ""
+            tokens = f"{len(tags)} tokens" if not ahead else f"({len(tags)} + {ahead} tokens)"
             return Broken(
                 f"len(block_table[{r}]) = {has} != {need}{more} = "
-                f"ceil({len(tags)} tokens / block_size {geometry.block_size})",
+                f"ceil({tokens} / block_size {setting.geometry.block_size})",
                 tables[r],
                 (r,),
             )

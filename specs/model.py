@@ -101,6 +101,11 @@ class Setting:
         window = self.declared.window
         return window is None or seq_len <= self.capacity + window
 
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that a request of so many tokens holds, with what is reserved; 0 for 0 tokens."""
+        ahead = self.declared.lookahead_tokens if tokens else 0
+        return self.geometry.blocks_for(tokens + ahead)
+
     def tag(self, request: int, position: int) -> int:
         """The tag of one token: > 0, and exact in every float format for small pools."""
         return 1 + request * self.stride + position

@@ -18,11 +18,15 @@ SMALL = (Geometry(1, 1), Geometry(1, 2), Geometry(2, 1), Geometry(2, 2))
 TINY = SMALL[:3]
 
 
-def counted(names: frozenset[AbilityName], geometries: tuple[Geometry, ...]) -> Exploration:
+def counted(
+    names: frozenset[AbilityName], geometries: tuple[Geometry, ...], lookahead: int = 0
+) -> Exploration:
     """Search both in lockstep, asked before each call; nothing may be found, or doubted."""
     window = 2 if "window" in names else None
     both = (SharedKVCacheManager, SharedArrayKVCacheManager)
-    factories = tuple(kind.configured(*names, "ask", window=window) for kind in both)
+    factories = tuple(
+        kind.configured(*names, "ask", window=window, lookahead=lookahead) for kind in both
+    )
     subject = Subject("both", factories)
     scope = Scope("ability", geometries, 2, abilities=names | {"ask"})
     needs = offered(*subject.world(scope, geometries[0]).states)
@@ -59,6 +63,21 @@ COUNTS: dict[str, tuple[tuple[Geometry, ...], int, int]] = {
 def test_both_managers_agree_over_every_history_of_small_pools(names):
     geometries, states, transitions = COUNTS[names]
     done = counted(frozenset(names.split("+")), geometries)
+    assert (done.states, done.transitions) == (states, transitions)
+
+
+# Lookahead takes most of a pool, so that pools of 3 blocks and blocks of 3 tokens are small.
+AHEAD: dict[int, tuple[tuple[Geometry, ...], int, int]] = {
+    1: ((Geometry(2, 1), Geometry(3, 1), Geometry(2, 2), Geometry(2, 3)), 122, 2_310),
+    2: ((Geometry(3, 1), Geometry(2, 3)), 50, 893),
+}
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("lookahead", AHEAD)
+def test_both_managers_agree_with_lookahead(lookahead):
+    geometries, states, transitions = AHEAD[lookahead]
+    done = counted(frozenset({"append", "truncate"}), geometries, lookahead)
     assert (done.states, done.transitions) == (states, transitions)
 
 

@@ -35,6 +35,13 @@ class Truncating(Sharing):
     abilities = frozenset({"truncate"})
 
 
+class Reserving(Sharing):
+    """The reference with append and truncate, and room for one more token at any time."""
+
+    abilities = frozenset({"append", "truncate"})
+    lookahead = 1
+
+
 class Windowed(Sharing):
     """The reference with append and a window of two tokens."""
 
@@ -174,6 +181,13 @@ class ArrayAppending(SharedArrayKVCacheManager):
     """The array-backed manager with append alone."""
 
     abilities = frozenset({"append"})
+
+
+class ArrayReserving(SharedArrayKVCacheManager):
+    """The array-backed manager with append and truncate, and room for one more token."""
+
+    abilities = frozenset({"append", "truncate"})
+    lookahead = 1
 
 
 class ArraySwapping(SharedArrayKVCacheManager):

@@ -20,7 +20,7 @@ from pagedkv.specs.abilities.core import Prefill, Release, found, lengths, put
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
 from pagedkv.specs.content import EXTRAS, tags_of
-from pagedkv.specs.growth import admission, free_name, placed
+from pagedkv.specs.growth import admission, free_name, overwritten, placed
 from pagedkv.specs.model import POISON, Model, Setting
 from pagedkv.specs.properties import (
     HOLDS,
@@ -208,7 +208,7 @@ def judge_counted(step: Step) -> Judgement:
     if tags is None:
         return _judge_growth(step)
     hits = _hits(step, tags)
-    needed = step.after.setting.geometry.blocks_for(len(tags)) - len(hits)
+    needed = step.after.setting.blocks_for(len(tags)) - len(hits)
     available = step.before.available - len(step.before.seen.snapshot.cached.intersection(hits))
     why = f"{len(hits)} block(s) of its prompt are found"
     return _judge_fit(step, needed, available, tuple(hits), why)
@@ -219,15 +219,16 @@ def _judge_growth(step: Step) -> Judgement:
     own, setting, model = step.command.request, step.after.setting, step.before.model
     before = len(model.live.get(own, ()))
     after = len(step.command.advance(model, setting).live.get(own, ()))
-    cut = setting.cuts_shared and before % setting.geometry.block_size > 0
-    if after <= before or not cut or setting.declared.window is not None:
+    if after <= before or not setting.cuts_shared or setting.declared.window is not None:
         return VACUOUS
-    tables = step.before.seen.tables
-    tail = tables[own][-1]
-    others = sum(tail in table for r, table in tables.items() if r != own)
-    needed = setting.geometry.blocks_for(after) - setting.geometry.blocks_for(before)
-    why = f"its tail, block {tail}, is held by {others} other request(s)"
-    return _judge_fit(step, needed + (others > 0), step.before.available, (tail,), why)
+    tables, written = step.before.seen.tables, overwritten(setting, before, after)
+    blocks = tables[own][written.start : written.stop]
+    if not blocks:
+        return VACUOUS
+    shared = [b for b in blocks if any(b in table for r, table in tables.items() if r != own)]
+    needed = setting.blocks_for(after) - setting.blocks_for(before) + len(shared)
+    why = f"others hold {len(shared)} of the blocks {list(blocks)} that it writes into"
+    return _judge_fit(step, needed, step.before.available, blocks, why)
 
 
 def _judge_fit(
