@@ -116,6 +116,7 @@ def _declared(kind: type[Configurable]) -> Declarations:
         "window": "pagedkv.abilities, window",
         "null_block": "pagedkv.configurable, NULL_BLOCK",
         "lookahead_tokens": "pagedkv.configurable, Configurable.lookahead",
+        "evicts": "pagedkv.abilities, prefix",
     }
     chosen = {
         "forks_eagerly": kind.forks_eagerly,
@@ -123,6 +124,7 @@ def _declared(kind: type[Configurable]) -> Declarations:
         "window": kind.window is not None,
         "null_block": kind.window is not None,
         "lookahead_tokens": kind.lookahead > 0,
+        "evicts": "prefix" in kind.abilities,
     }
     return Declarations(
         abilities=kind.abilities,
@@ -131,5 +133,6 @@ def _declared(kind: type[Configurable]) -> Declarations:
         window=kind.window,
         null_block=None if kind.window is None else NULL_BLOCK,
         lookahead_tokens=kind.lookahead,
+        evicts="lru-tail-first" if "prefix" in kind.abilities else None,
         because={name: why for name, why in because.items() if chosen[name]},
     )

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Set
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from pagedkv.abilities import ABILITY_NAMES, AbilityName
 from pagedkv.protocol import as_int
 
 WrongUse = Literal["error", "noop", "never"]
 """What wrong use gets: a ValueError, silence without an effect, or no promise (not tried)."""
+
+Eviction = Literal["lru", "lru-tail-first"]
+"""Which cached block is evicted: the longest unheld; of one request's, the last logical one too."""
 
 OPERATIONS = ("prefill", "decode", "release")
 
@@ -77,6 +80,9 @@ class Declarations:
     keeps_duplicates: of two blocks with the same content, one may be cached and found though a
         live request holds the other.
     evicts_cached: a refusal may evict cached blocks.
+    evicts: which cached block is evicted first: "lru", that which nobody has held for longest, or
+        "lru-tail-first", and of those that one call let go the last logical one; None is no
+        promise. Judged where the snapshot has `eviction_order`.
     window: how many tokens back a request reads; None is all.
     null_block: what stands in a table for a block that the window left behind.
     window_of_first: a call for several tokens gives back what the first of them leaves behind its
@@ -106,6 +112,7 @@ class Declarations:
     publishes_at_once: bool = False
     keeps_duplicates: bool = False
     evicts_cached: bool = False
+    evicts: Eviction | None = None
     window: int | None = None
     null_block: int | None = None
     window_of_first: bool = False
@@ -131,6 +138,9 @@ class Declarations:
                 )
             if use not in ("error", "noop", "never"):
                 raise ValueError(f"wrong_use[{operation!r}] = {use!r}; use error, noop or never")
+        if self.evicts is not None and self.evicts not in get_args(Eviction):
+            kinds = ", ".join(get_args(Eviction))
+            raise ValueError(f"evicts = {self.evicts!r}; use one of {kinds}, or leave it out")
         object.__setattr__(self, "abilities", frozenset(self.abilities))
         self._check_abilities()
         self._check_reasons()

@@ -117,6 +117,7 @@ class SharedCore(Configurable):
             free_blocks=blocks.free,
             ref_counts=blocks.refs if on & {"fork", "prefix"} else None,
             cached=blocks.cached,
+            eviction_order=blocks.cached if "prefix" in on else None,
             index=dict[Hashable, int](blocks.index.items()) if "prefix" in on else None,
             withheld=None if withheld is None else [given.block for given in withheld],
             swapped={name: lease.blocks for name, lease in self._swapped.items()}

@@ -79,7 +79,7 @@ class SharedViews(SharedPool):
 
         A structure of no ability is None. Keys of the index are (extra key, digest).
         """
-        on, held = self.abilities, np.flatnonzero(self._refs)
+        on, held, cached = self.abilities, np.flatnonzero(self._refs), self._cached().tolist()
         counts = dict(zip(held.tolist(), self._refs[held].tolist(), strict=True))
         swapped = {name: out.blocks.tolist() for name, out in self._swapped.items()}
         return Snapshot(
@@ -88,7 +88,8 @@ class SharedViews(SharedPool):
             free_blocks=self._free[: self._num_free][::-1].tolist(),
             num_free=self._num_free,
             ref_counts=counts if on & {"fork", "prefix"} else None,
-            cached=self._cached().tolist(),
+            cached=cached,
+            eviction_order=cached if "prefix" in on else None,
             index=self._index if "prefix" in on else None,
             withheld=None if self._withheld is None else self._withheld.tolist(),
             swapped=swapped if "swap" in on else None,

@@ -29,6 +29,7 @@ class Need(Enum):
     LAZY_FORK = "the ability fork, with copies at the first write"
     PREFIX = "the ability prefix"
     INDEX = "a prefix index in the snapshot"
+    EVICTION = "a declared order of eviction, and that order in the snapshot"
     SWAP = "the ability swap"
     HOST = "swapped and host_free in the snapshot"
     WINDOW = "the ability window"
@@ -38,7 +39,7 @@ class Need(Enum):
 
 
 OF_ABILITIES = frozenset(
-    {Need.APPEND, Need.TRUNCATE, Need.FORK, Need.LAZY_FORK, Need.PREFIX, Need.INDEX}
+    {Need.APPEND, Need.TRUNCATE, Need.FORK, Need.LAZY_FORK, Need.PREFIX, Need.INDEX, Need.EVICTION}
     | {Need.SWAP, Need.HOST, Need.WINDOW, Need.ASK, Need.GROUP}
 )
 """What only a target that declares an ability can offer."""

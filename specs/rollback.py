@@ -46,6 +46,9 @@ def _without_evictions(was: Snapshot, now: Snapshot) -> Snapshot:
         free = tuple(block for block in free if block not in gone - {*was.free_blocks})
     if count is not None and was.num_free is not None and count == was.num_free + len(gone):
         count = was.num_free
+    order = None if was.eviction_order is None else [b for b in was.eviction_order if b not in gone]
+    if order is None or order == [*(now.eviction_order or ())]:
+        now = replace(now, eviction_order=was.eviction_order)
     return replace(now, cached=was.cached, index=was.index, free_blocks=free, num_free=count)
 
 
@@ -67,8 +70,10 @@ def _without_drops(step: Step, was: Snapshot, now: Snapshot) -> Snapshot:
         count -= len(back - now.cached)
     if counts is not None:
         counts = {**counts, **{block: counts.get(block, 0) + 1 for block in gone}}
+    order = now.eviction_order
     return replace(
         now,
+        eviction_order=order and tuple(block for block in order if block not in back),
         block_tables={**now.block_tables, own: old},
         free_blocks=free,
         num_free=count,

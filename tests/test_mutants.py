@@ -49,6 +49,8 @@ WIDER = {
     "keeps-flag-of-recycled": (Geometry(1, 2),),
     "keeps-key-of-truncated": (Geometry(1, 3),),
     "writes-into-shared-published": (Geometry(2, 2),),
+    "evicts-newest-first": (Geometry(2, 1),),
+    "caches-before-others": (Geometry(2, 1),),
 }
 # Prompts differ in content, so that there are many more of them.
 SMALLER = tuple(Geometry(n, size) for n, size in ((1, 1), (1, 2), (2, 1)))
@@ -305,6 +307,7 @@ ALONE = {
     "prefix-published": "publishes-first-block-only",
     "prefix-kept": "forgets-at-release",
     "prefix-whole": "keeps-key-of-truncated",
+    "eviction-order": "evicts-newest-first",
     "window-kept": "slides-one-block-too-far",
     "window-freed": "slides-when-it-has-to",
     "withheld": "gives-back-at-once",

@@ -234,15 +234,16 @@ class KeepsFlagOfRecycled(ArrayCaching):
 
 class _EvictsHeld(SharedBlocks):
     def evict(self) -> int:
-        block = min(self.index.values())
-        self.cached = [other for other in self.cached if other != block]
-        self.withdraw(block)
-        return block
+        held = [block for block in self.index.values() if block in self.refs]
+        if not held:
+            return super().evict()
+        self.withdraw(min(held))
+        return min(held)
 
 
 @planted("table-unique", 3)
 class EvictsHeldBlock(Caching):
-    """Evicts the lowest block that is published, whoever holds it."""
+    """Evicts the lowest published block that somebody holds, if there is one."""
 
     pool_kind = _EvictsHeld
 

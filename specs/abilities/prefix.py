@@ -20,6 +20,7 @@ from pagedkv.specs.abilities.core import Prefill, Release, found, lengths, put
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
 from pagedkv.specs.content import EXTRAS, tags_of
+from pagedkv.specs.eviction import EVICTION, new_prompt
 from pagedkv.specs.growth import admission, free_name, overwritten, placed
 from pagedkv.specs.model import POISON, Model, Setting
 from pagedkv.specs.properties import (
@@ -152,16 +153,6 @@ def _flaw(
     return None
 
 
-def _new_prompt(step: Step) -> tuple[int, ...] | None:
-    """The tags of the prompt that the step is to admit; None if it admits none."""
-    own, setting = step.command.request, step.after.setting
-    if own in step.before.model.live or not step.command.takes:
-        return None
-    if own in step.before.model.swapped or len(step.command.names()) > 1:
-        return None
-    return step.command.advance(step.before.model, setting).live[own]
-
-
 def _hits(step: Step, tags: tuple[int, ...]) -> list[int]:
     """The blocks that the index had for the leading blocks of a prompt, its last token left out.
 
@@ -181,7 +172,7 @@ def _hits(step: Step, tags: tuple[int, ...]) -> list[int]:
 
 def judge_found(step: Step) -> Judgement:
     """A prompt finds exactly the leading blocks that the index had for it."""
-    tags = _new_prompt(step)
+    tags = new_prompt(step)
     if tags is None or not step.granted:
         return VACUOUS
     own, due = step.command.request, _hits(step, tags)
@@ -204,7 +195,7 @@ def judge_counted(step: Step) -> Judgement:
     """A call is granted exactly where what it finds, or has to copy, makes it fit."""
     if not isinstance(step.outcome, NoBlocks | Done):
         return VACUOUS
-    tags = _new_prompt(step)
+    tags = new_prompt(step)
     if tags is None:
         return _judge_growth(step)
     hits = _hits(step, tags)
@@ -219,10 +210,11 @@ def _judge_growth(step: Step) -> Judgement:
     own, setting, model = step.command.request, step.after.setting, step.before.model
     before = len(model.live.get(own, ()))
     after = len(step.command.advance(model, setting).live.get(own, ()))
-    if after <= before or not setting.cuts_shared or setting.declared.window is not None:
+    grows = 0 < before < after and setting.cuts_shared
+    if not grows or setting.declared.window is not None:
         return VACUOUS
     tables, written = step.before.seen.tables, overwritten(setting, before, after)
-    blocks = tables[own][written.start : written.stop]
+    blocks = tables.get(own, ())[written.start : written.stop]
     if not blocks:
         return VACUOUS
     shared = [b for b in blocks if any(b in table for r, table in tables.items() if r != own)]
@@ -249,7 +241,7 @@ def _judge_fit(
 
 def judge_published(step: Step) -> Judgement:
     """What a prompt fills is indexed once it is computed, in its own blocks or in others."""
-    tags = _new_prompt(step)
+    tags = new_prompt(step)
     if tags is None or not step.granted:
         return VACUOUS
     size, known = step.after.setting.geometry.block_size, _contents(step.after)
@@ -307,7 +299,7 @@ def _contents(state: State) -> dict[float, int]:
 
 
 def _hit(step: Step) -> bool:
-    tags = _new_prompt(step)
+    tags = new_prompt(step)
     if tags is None or not step.granted:
         return False
     table = step.after.seen.tables.get(step.command.request, ())
@@ -369,6 +361,7 @@ PREFIX = Ability(
             EveryStep(judge_whole),
             frozenset({Need.INDEX}),
         ),
+        EVICTION,
         Property(
             "prefix-hit",
             "A prompt found a block.",
