@@ -32,6 +32,10 @@ COMBINED: tuple[frozenset[AbilityName], ...] = (
 """What is tried together: each ability, and the pairs that engines combine."""
 
 
+MANY: frozenset[AbilityName] = frozenset({"fork", "prefix", "swap"})
+"""Abilities with so many states that blocks of 3 tokens are tried in fewer pools, or in none."""
+
+
 MOST_NAMED = 2
 """Abilities that a search is called by; of more it is not said which."""
 
@@ -118,7 +122,6 @@ class Profile:
 
     def _beyond(self, declared: Declarations) -> tuple[Scope, ...]:
         """One scope for each ability that is declared, and for each pair that engines combine."""
-        small = tuple(g for g in FIXED if g.num_blocks <= self.ability_blocks and g.block_size <= 2)
         asked = frozenset[AbilityName]({"ask"}) & declared.abilities
         combined = [names for names in COMBINED if names <= declared.abilities]
         if asked and not combined:  # The core's commands are there to be asked about.
@@ -126,12 +129,21 @@ class Profile:
         return tuple(
             Scope(
                 "+".join(sorted(names)),
-                _possible(small, declared),
+                _possible(self._small(names, declared), declared),
                 2,
                 keeps_released="prefix" in names and "append" not in names,
                 abilities=names | asked,
             )
             for names in combined
+        )
+
+    def _small(self, names: Set[AbilityName], declared: Declarations) -> tuple[Geometry, ...]:
+        """The pools in which these are tried; of blocks of 3 tokens two at most."""
+        threes = 0 if declared.engine else 2 - len(MANY & names)
+        return tuple(
+            g
+            for g in FIXED
+            if g.num_blocks <= (self.ability_blocks if g.block_size <= 2 else threes)
         )
 
 

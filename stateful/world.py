@@ -139,11 +139,11 @@ class World:
         given = returned = view(request)
         asked = ask(command, self) if "ask" in self.setting.active else None
         outcome = self._call(command)
-        reused, observed = frozenset[int](), True
+        reused, early, observed = frozenset[int](), None, True
         try:
             returned = view(request)
             if isinstance(outcome, Done) and isinstance(expected, Grant):
-                reused = self._grant(before, here.after(command), command, request)
+                reused, early = self._grant(before, here.after(command), command, request)
                 # Being told that a block is computed may let it be replaced by an equal one.
                 returned = view(request) if self.setting.by_content else returned
             else:
@@ -173,6 +173,7 @@ class World:
             None,
             observed,
             asked,
+            early,
         )
 
     def _refuse(self, before: State) -> None:
@@ -209,10 +210,10 @@ class World:
 
     def _grant(
         self, before: State, logic: Logic, command: Command, request: Request
-    ) -> frozenset[int]:
+    ) -> tuple[frozenset[int], frozenset[int] | None]:
         """Follow a grant: write the new tokens' tags where the tables say, poison what was freed.
 
-        Returns the blocks taken that were freed before in this history.
+        Returns the blocks taken that were freed before in this history, and `Step.early`.
         """
         eyes, model = self._eyes, logic.model
         seen, views = eyes.look(model.live)
@@ -227,9 +228,11 @@ class World:
             eyes.pool.poison(freed)
             self._freed |= freed
         tags = model.live.get(command.request, ())
-        there = command.written(self.manager, before, request)
+        there, early = command.written(self.manager, before, request), None
         if len(tags) > there:
             slots = eyes.slots(command.request, seen.block_tables, len(tags))[there:]
+            if self.setting.by_content and seen.index is not None:
+                early = frozenset(seen.index.values()).intersection(block for block, _ in slots)
             eyes.pool.write(slots, tags[there : there + len(slots)])
         computed = getattr(self.manager, "computed", None)
         if computed is not None and command.request in model.live:
@@ -237,7 +240,7 @@ class World:
             self._stand(logic, *eyes.look(model.live))
         elif self.setting.by_content:
             self._stand(logic, seen, views)
-        return taken & self._freed
+        return taken & self._freed, early
 
     def _freed_by(self, before: State, seen: Snapshot) -> frozenset[int]:
         """The blocks whose content is nobody's from now on."""

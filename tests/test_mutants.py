@@ -307,6 +307,7 @@ ALONE = {
     "prefix-published": "publishes-first-block-only",
     "prefix-kept": "forgets-at-release",
     "prefix-whole": "keeps-key-of-truncated",
+    "prefix-computed": "publishes-before-computed",
     "eviction-order": "evicts-newest-first",
     "window-kept": "slides-one-block-too-far",
     "window-freed": "slides-when-it-has-to",

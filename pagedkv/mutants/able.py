@@ -104,6 +104,12 @@ class CachingAndTruncating(Sharing):
     abilities = frozenset({"prefix", "truncate"})
 
 
+class CachingAtOnceAndTruncating(CachingAndTruncating):
+    """The same, with blocks published by the call that takes them."""
+
+    publishes_at_once = True
+
+
 class Grouping(Sharing):
     """The reference with group alone."""
 

@@ -20,6 +20,7 @@ from pagedkv.specs.abilities.core import Prefill, Release, found, lengths, put
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
 from pagedkv.specs.content import EXTRAS, tags_of
+from pagedkv.specs.early import COMPUTED
 from pagedkv.specs.eviction import EVICTION, new_prompt
 from pagedkv.specs.growth import admission, free_name, overwritten, placed
 from pagedkv.specs.model import POISON, Model, Setting
@@ -361,6 +362,7 @@ PREFIX = Ability(
             EveryStep(judge_whole),
             frozenset({Need.INDEX}),
         ),
+        COMPUTED,
         EVICTION,
         Property(
             "prefix-hit",
