@@ -45,9 +45,9 @@ def judge_order(step: Step) -> Judgement:
         )
     stayed = there[len(evicted) :]
     anew = [block for block in now if block not in stayed]
-    if due := _out_of_turn(step, now, stayed, anew):
+    if (turns := _out_of_turn(step, now, stayed, anew)) is not None:
         return Broken(
-            f"{step.command}: eviction_order after = {show(now)} != {show(due)}, "
+            f"{step.command}: eviction_order after = {show(now)} != {show(turns)}, "
             f"with {show(was)} before",
             now,
         )

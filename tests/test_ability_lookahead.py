@@ -79,30 +79,39 @@ def test_a_length_that_was_edited_is_told_from_what_is_reserved(manager):
         manager.allocate_for_decode(req)
 
 
-def test_reserved_blocks_that_another_found_are_copied_before_they_are_written():
-    both = Both((6, 1), ("append", "prefix", "truncate"), lookahead=2)
-    for name, tokens in ((0, [0, 1, 1]), (1, [0, 1, 1, 0])):
+def grow_into_what_another_found(blocks, size):
+    """Request 0 is cut to one token, 1 finds all that it has reserved, and 0 grows again."""
+    both = Both((blocks, size), ("append", "prefix", "truncate"), lookahead=2)
+    for name, tokens in ((0, [0, 1, 1, 0]), (1, [0, 1, 1, 0, 1])):
         both.handles[name] = [Request(name, len(tokens), tokens) for _ in both.managers]
     assert both.call("allocate_for_prefill", 0) is None
     both.write(0)
     for handle in both.handles[0]:
         del handle.tokens[1:]
     assert both.call("truncate_request", 0, 1) is None
-    assert both.call("allocate_for_prefill", 1) is None  # finds all that 0 wrote
-    assert both.managers[0].cached_tokens(both.handles[1][0]) == 3
-    both.write(1, 3)
+    assert both.call("allocate_for_prefill", 1) is None
+    both.write(1, both.managers[0].cached_tokens(both.handles[1][0]))
+    both.check()
     for handle in both.handles[0]:
         handle.tokens += [0, 0]
-    first, *reserved = both.handles[1][0].block_table[:3]
-    assert both.call("allocate_for_append", 0, 2)[0] is OutOfBlocks
-    assert both.call("truncate_request", 1, 1) is None
-    for handle in both.handles[1]:
-        del handle.tokens[1:]
-    assert both.call("release_request", 1) is None
-    assert both.call("allocate_for_append", 0, 2) is None
+    error = both.call("allocate_for_append", 0, 2)
+    return both, error
+
+
+@pytest.mark.parametrize(("size", "left"), [(1, 1), (2, 0)])
+def test_reserved_blocks_that_another_found_are_copied_before_they_are_written(size, left):
+    both, error = grow_into_what_another_found(12, size)
+    assert error is None
     both.write(0, 1)
     both.check()
-    assert both.handles[0][0].block_table[:3] == [first, *reserved]
+    for first, second in zip(both.handles[0], both.handles[1], strict=True):
+        shared = {*first.block_table} & {*second.block_table}
+        assert len(shared) == left
+
+
+def test_a_copy_of_what_is_reserved_runs_out_of_blocks_too():
+    _, error = grow_into_what_another_found(7, 1)
+    assert error == (OutOfBlocks, 0, 4, 0)
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -16,7 +16,7 @@ from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import used_by
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful import shrink as module
+from pagedkv.stateful.proving import Prover
 from pagedkv.stateful.report import OneMinimal, Shortest
 from pagedkv.stateful.shrink import shrink
 from pagedkv.stateful.subject import Subject
@@ -85,12 +85,12 @@ def test_what_is_wrong_with_an_answer_is_proven_where_it_is_asked():
 
 
 def test_what_was_found_and_not_searched_for_all_that_is_shorter_is_one_minimal(monkeypatch):
-    explore = module.Prover._explore
+    explore = Prover._explore
 
     def short(self, scope, name, depth):
         return explore(self, scope, name, depth if scope.abilities else 0)
 
-    monkeypatch.setattr(module.Prover, "_explore", short)
+    monkeypatch.setattr(Prover, "_explore", short)
     kind = growing.KeepsBlockAtExactMultiple
     example = shrunk(kind, (Prefill(0, 4), Truncate(0, 2)), "table-cover")
     assert len(example.commands) == 2

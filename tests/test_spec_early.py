@@ -13,7 +13,7 @@ from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.early import judge_computed
 from pagedkv.specs.model import EMPTY
-from pagedkv.specs.properties import HOLDS, VACUOUS
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken
 
 WITHIN = able("prefix")
 
@@ -30,7 +30,7 @@ def test_rejects_what_can_be_found_before_it_is_written():
     assert message(judgement) == (
         "prefill(0, 4): block 0 could be found before its tokens were computed"
     )
-    assert (judgement.blocks, judgement.requests) == ((0, 1), (0,))
+    assert Broken(message(judgement), (0, 1), (0,)) == judgement
 
 
 def test_accepts_what_can_be_found_only_later_or_is_declared():
@@ -53,11 +53,11 @@ def test_a_world_looks_between_the_call_and_the_writing(kind, early):
 def test_what_a_prompt_found_is_not_what_it_writes():
     here = world(CachingAtOnce, 3, 2)
     here.apply(Prefill(0, 2))
-    assert here.apply(Prefill(1, 3)).early == set()
+    assert here.apply(Prefill(1, 3)).early == frozenset()
 
 
 def test_a_block_that_is_written_again_is_withdrawn_before():
     here = world(CachingAndTruncating, 3, 2)
     here.apply(Prefill(0, 2))
     here.apply(Truncate(0, 1))
-    assert here.apply(Decode(0)).early == set()
+    assert here.apply(Decode(0)).early == frozenset()

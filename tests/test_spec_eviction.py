@@ -78,13 +78,19 @@ def test_accepts_the_first_of_what_is_not_found(command, was, table, now):
             "evicted [1] != [2], the first of eviction_order = [2, 1, 0] without [0], which it",
         ),
         (Prefill(1, 2), (2, 0), (0,), (2,), "evicted [0] != [2], the first of eviction_order"),
+        (Admit(1, (1, 0, 0), 0), (2, 1, 0), (0, 2), (1,), "evicted [2, 0] != [2, 1], the first of"),
     ],
-    ids=["the last", "one between", "beside a hit", "its own last block is no hit"],
+    ids=[
+        "the last",
+        "one between",
+        "beside a hit",
+        "its own last block is no hit",
+        "what it fills",
+    ],
 )
 def test_rejects_another_than_the_first(command, was, table, now, words):
     judgement = judge_order(admits(command, was, table, now))
     assert message(judgement).startswith(f"{command} {words}")
-    assert judgement.requests == ()
 
 
 def lets_go(now, was=(3,), within=WITHIN):
