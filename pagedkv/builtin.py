@@ -208,6 +208,13 @@ BUILTINS: tuple[Builtin, ...] = (
         LMDEPLOY,
     ),
     Builtin(
+        "lmdeploy-trie",
+        "pagedkv.engines.lmdeploy_trie:LmdeployTrie",
+        "LMDeploy's Scheduler with its BlockTrie: requests find each other's blocks.",
+        "lmdeploy.pytorch.paging.block_trie",
+        LMDEPLOY,
+    ),
+    Builtin(
         "deepspeed",
         "pagedkv.engines.deepspeed:DeepSpeed",
         "DeepSpeed-FastGen's state manager with its BlockedAllocator.",
@@ -316,6 +323,13 @@ BUILTINS: tuple[Builtin, ...] = (
         "max-cached",
         "pagedkv.engines.max:CachedMaxBlockManager",
         "MAX's BlockManager with its prefix cache, behind an adapter.",
+        "max.pipelines.kv_cache.paged_kv_cache.block_manager",
+        _MAX,
+    ),
+    Builtin(
+        "max-prefix",
+        "pagedkv.engines.max_prefix:MaxPrefix",
+        "MAX's BlockManager with requests that find each other's blocks.",
         "max.pipelines.kv_cache.paged_kv_cache.block_manager",
         _MAX,
     ),
