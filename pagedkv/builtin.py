@@ -215,6 +215,13 @@ BUILTINS: tuple[Builtin, ...] = (
         LMDEPLOY,
     ),
     Builtin(
+        "lmdeploy-turns",
+        "pagedkv.engines.lmdeploy_trie:LmdeployTurns",
+        "The same with sessions that go on after their first answer.",
+        "lmdeploy.pytorch.paging.block_trie",
+        LMDEPLOY,
+    ),
+    Builtin(
         "deepspeed",
         "pagedkv.engines.deepspeed:DeepSpeed",
         "DeepSpeed-FastGen's state manager with its BlockedAllocator.",
