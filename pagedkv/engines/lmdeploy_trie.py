@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from lmdeploy.pytorch.config import CacheConfig, SchedulerConfig
@@ -59,6 +60,8 @@ class LmdeployTrie(LmdeployManager):
             "compares",
         },
     )
+
+    _sequences: dict[Request, Any]  # the engine's own
 
     def _made(self) -> DefaultBlockManager:
         self._scheduler = Scheduler(
@@ -126,7 +129,8 @@ class LmdeployTrie(LmdeployManager):
     def snapshot(self) -> Snapshot:
         """All that the engine keeps, live; the trie's own reference to each block is left out."""
         memory, seen = self._engine.allocator._log_mem, super().snapshot()
-        references, cached, index = dict(seen.ref_counts or {}), set[int](), {}
+        references, cached = dict(seen.ref_counts or {}), set[int]()
+        index = dict[Hashable, int]()
         for node, path in self._nodes():
             block = index[path] = int(memory.phy_map[node.block_id])
             references[block] -= 1
@@ -134,34 +138,33 @@ class LmdeployTrie(LmdeployManager):
         return replace(seen, ref_counts=references, cached=frozenset(cached), index=index)
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
-        """Everything later answers depend on, requests called by `names`."""
+        """Everything later answers depend on, requests called by `names`.
+
+        Of times only the order counts, and of blocks that nobody holds: a release sets them anew.
+        """
         memory, trie = self._engine.allocator._log_mem, self._scheduler.block_trie
-        nodes = list(self._nodes())
-        times = sorted({int(memory.access_time[node.block_id]) for node, _ in nodes})
+        nodes = [(node, path, memory.ref_count[node.block_id] == 1) for node, path in self._nodes()]
+        times = sorted({memory.access_time[node.block_id] for node, _, alone in nodes if alone})
+        shown = [
+            (
+                str(path),
+                int(node.block_id),
+                int(memory.phy_map[node.block_id]),
+                times.index(memory.access_time[node.block_id]) if alone else -1,
+                node in trie.leaves,
+            )
+            for node, path, alone in nodes
+        ]
         cursors = [
-            (names[r.request_id], s.prefix_cache.trie_cursor, str(s.adapter_name), s.num_all_ids)
+            (names[r.request_id], str(s.adapter_name), node and node.prefix_len)
             for r, s in self._sequences.items()
+            for node in (s.prefix_cache.trie_cursor,)
         ]
         return (
             super().state_key(names),
-            tuple(
-                sorted(
-                    (
-                        str(path),
-                        int(node.block_id),
-                        times.index(int(memory.access_time[node.block_id])),
-                        node in trie.leaves,
-                    )
-                    for node, path in nodes
-                )
-            ),
+            tuple(sorted(shown)),
             len(trie.leaves),
-            tuple(
-                sorted(
-                    (name, node and node.prefix_len, node and node.is_attached_or_root(), *more)
-                    for name, node, *more in cursors
-                )
-            ),
+            tuple(sorted(cursors)),
         )
 
 
