@@ -166,6 +166,20 @@ BUILTINS: tuple[Builtin, ...] = (
         VLLM,
     ),
     Builtin(
+        "vllm-hybrid",
+        "pagedkv.engines.vllm_hybrid:VllmHybrid",
+        "vLLM's KVCacheManager with two groups: full attention, and a window of 2 tokens.",
+        "vllm.v1.core.kv_cache_manager",
+        VLLM,
+    ),
+    Builtin(
+        "vllm-hybrid-cached",
+        "pagedkv.engines.vllm_hybrid:VllmHybridCached",
+        "The same with prefix caching.",
+        "vllm.v1.core.kv_cache_manager",
+        VLLM,
+    ),
+    Builtin(
         "vllm-blockpool",
         "pagedkv.engines.vllm_blockpool:VllmBlockPool",
         "vLLM's BlockPool by itself.",

@@ -22,6 +22,9 @@ OPERATIONS = ("prefill", "decode", "release")
 _LEAST = {"lookahead": 0, "late_calls": 0, "late_blocks": 0, "pool_multiple": 1}
 """The least value of each number."""
 
+_IN_ANY_TABLE = frozenset({"append", "window", "ask", "group"})
+"""Abilities that are understood of rings, and where a request has several tables."""
+
 
 @dataclass(frozen=True, slots=True)
 class Raises:
@@ -76,6 +79,10 @@ class Declarations:
     evicts_cached: a refusal may evict cached blocks.
     window: how many tokens back a request reads; None is all.
     null_block: what stands in a table for a block that the window left behind.
+    ring: what the window leaves behind is overwritten in place: position p lies at p % window, and
+        a table takes at most ceil(window / block_size) blocks, which it keeps.
+    windows: a request has so many tables, each for layers that read so far back (None is all),
+        which stand one behind the other in block_table. `slots(req)` says where tokens lie in each.
     window_of_first: a call for several tokens gives back what the first of them leaves behind its
         window, and the rest at the next call; else what the last leaves behind.
     drops_behind_window: a refused call may give back what no token to come will read.
@@ -104,6 +111,8 @@ class Declarations:
     evicts_cached: bool = False
     window: int | None = None
     null_block: int | None = None
+    ring: bool = False
+    windows: tuple[int | None, ...] = ()
     window_of_first: bool = False
     drops_behind_window: bool = False
     never_reached: Mapping[str, str] = field(default_factory=dict)
@@ -128,6 +137,7 @@ class Declarations:
             if use not in ("error", "noop", "never"):
                 raise ValueError(f"wrong_use[{operation!r}] = {use!r}; use error, noop or never")
         object.__setattr__(self, "abilities", frozenset(self.abilities))
+        object.__setattr__(self, "windows", tuple(self.windows))
         self._check_abilities()
         self._check_reasons()
 
@@ -136,13 +146,31 @@ class Declarations:
             raise ValueError(
                 f"abilities name {name!r}; the abilities are {', '.join(ABILITY_NAMES)}"
             )
-        if ("window" in self.abilities) != (self.window is not None):
+        given = [window for window in self.each_window if window is not None]
+        if ("window" in self.abilities) != bool(given):
+            name, value = ("windows", self.windows) if self.windows else ("window", self.window)
             raise ValueError(
-                f"window = {self.window} and abilities = {sorted(self.abilities)}; "
+                f"{name} = {value} and abilities = {sorted(self.abilities)}; "
                 f"the ability window and its length are declared together"
             )
-        if self.window is not None:
-            as_int("window", self.window, minimum=1)
+        for window in given:
+            as_int("window", window, minimum=1)
+        if self.windows and self.window is not None:
+            raise ValueError(
+                f"window = {self.window} and windows = {self.windows} are both declared; "
+                f"give the window of each table in windows, or of the only one in window"
+            )
+        if self.ring and (self.null_block is not None or not given):
+            raise ValueError(
+                f"ring = True with null_block = {self.null_block} and windows {self.each_window}; "
+                f"a ring is behind a window, and what it overwrites leaves no entry"
+            )
+        beside = self.abilities - _IN_ANY_TABLE | ({"lookahead"} if self.lookahead else set())
+        if (self.ring or self.windows) and beside:
+            raise ValueError(
+                f"ring or windows beside {', '.join(sorted(beside))}: what that means for a ring, "
+                f"or for several tables, is not known; declare one or the other"
+            )
 
     def _check_reasons(self) -> None:
         # `never_reached` and `meaningless` carry a reason in each entry already.
@@ -161,6 +189,11 @@ class Declarations:
         for name in self.because:
             if name not in default:
                 raise ValueError(f"because names {name!r}, which is no declaration")
+
+    @property
+    def each_window(self) -> tuple[int | None, ...]:
+        """The window of each table that a request has."""
+        return self.windows or (self.window,)
 
     def on_wrong_use(self, operation: str) -> WrongUse:
         """What wrong use of `operation` gets; changes nothing."""

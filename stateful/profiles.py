@@ -83,7 +83,8 @@ class Profile:
     pair_requests, pair_blocks: live requests and the largest pool where two targets run in
     lockstep: the product of two allocators that hand out in another order has many more states.
     engine_blocks: the largest pool for targets that declare `engine`. ability_blocks: that of the
-    scopes in which abilities are tried, one by one and in the pairs that engines combine.
+    scopes in which abilities are tried, one by one and in the pairs that engines combine. Both are
+    for one table: of targets with several, pools are so many times as large.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Profile:
 
     def scopes(self, declared: Declarations, *, pair: bool) -> tuple[Scope, ...]:
         """What is searched, the main scope first, then the one that keeps released handles."""
+        tables = len(declared.each_window)
         requests, kept = 3, tuple(g for g in FIXED if g.num_blocks <= 3)
         main = FIXED
         if pair:
@@ -107,7 +109,9 @@ class Profile:
         if declared.engine:
             requests = 2
             main = kept = tuple(
-                g for g in FIXED if g.num_blocks <= self.engine_blocks and g.block_size <= 2
+                g
+                for g in FIXED
+                if g.num_blocks <= self.engine_blocks * tables and g.block_size <= 2
             )
         whole = main == FIXED and requests == 3
         return (
@@ -118,7 +122,8 @@ class Profile:
 
     def _beyond(self, declared: Declarations) -> tuple[Scope, ...]:
         """One scope for each ability that is declared, and for each pair that engines combine."""
-        small = tuple(g for g in FIXED if g.num_blocks <= self.ability_blocks and g.block_size <= 2)
+        most = self.ability_blocks * len(declared.each_window)
+        small = tuple(g for g in FIXED if g.num_blocks <= most and g.block_size <= 2)
         asked = frozenset[AbilityName]({"ask"}) & declared.abilities
         combined = [names for names in COMBINED if names <= declared.abilities]
         if asked and not combined:  # The core's commands are there to be asked about.

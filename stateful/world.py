@@ -229,8 +229,8 @@ class World:
         tags = model.live.get(command.request, ())
         there = command.written(self.manager, before, request)
         if len(tags) > there:
-            slots = eyes.slots(command.request, seen.block_tables, len(tags))[there:]
-            eyes.pool.write(slots, tags[there : there + len(slots)])
+            for slots in eyes.slots(command.request, seen.block_tables, len(tags)):
+                eyes.pool.write(slots[there:], tags[there : len(slots)])
         computed = getattr(self.manager, "computed", None)
         if computed is not None and command.request in model.live:
             computed(request)
