@@ -313,6 +313,20 @@ BUILTINS: tuple[Builtin, ...] = (
         _TRANSFORMERS,
     ),
     Builtin(
+        "transformers-sliding",
+        "pagedkv.engines.transformers_sliding:TransformersSliding",
+        "The same for a layer with a sliding window of 3 tokens: a ring of blocks.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
+    ),
+    Builtin(
+        "transformers-hybrid",
+        "pagedkv.engines.transformers_sliding:TransformersHybrid",
+        "The same for a layer of full attention beside one with a sliding window.",
+        "transformers.generation.continuous_batching",
+        _TRANSFORMERS,
+    ),
+    Builtin(
         "exllamav3",
         "pagedkv.engines.exllamav3:ExLlamaV3PageTable",
         "exllamav3's PageTable under its own generator's queue, behind an adapter.",

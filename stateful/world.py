@@ -91,7 +91,7 @@ class World:
         host = int(self.manager.num_host_blocks) if "swap" in declared.abilities else 0  # type: ignore[attr-defined]
         setting = Setting(geometry, declared, usable, requests, keeps_released, active, host)
         self.setting = setting
-        pool: Pool = ShadowPool(geometry.block_size)
+        pool: Pool = ShadowPool(geometry.block_size, seen.reserved)
         if tensor is not None:
             check_tensor(tensor, geometry, setting.highest_tag)
             pool = TensorPool(tensor)

@@ -131,7 +131,9 @@ class VllmManager:
 
     def _table(self, req: Request) -> list[int]:
         """Its table of each group, one behind the other."""
-        return [block for table in self._engine.get_block_ids(str(req.request_id)) for block in table]
+        return [
+            block for table in self._engine.get_block_ids(str(req.request_id)) for block in table
+        ]
 
     def release_request(self, req: Request) -> None:
         request = self._requests[req]
