@@ -165,11 +165,15 @@ class Declarations:
                 f"ring = True with null_block = {self.null_block} and windows {self.each_window}; "
                 f"a ring is behind a window, and what it overwrites leaves no entry"
             )
-        beside = self.abilities - _IN_ANY_TABLE | ({"lookahead"} if self.lookahead else set())
-        if (self.ring or self.windows) and beside:
+        if (self.ring or self.windows) and (beside := self.abilities - _IN_ANY_TABLE):
             raise ValueError(
                 f"ring or windows beside {', '.join(sorted(beside))}: what that means for a ring, "
                 f"or for several tables, is not known; declare one or the other"
+            )
+        if self.windows and self.lookahead:
+            raise ValueError(
+                f"windows = {self.windows} with lookahead = {self.lookahead}: which of the tables "
+                f"has the blocks beyond its tokens is not known; declare one or the other"
             )
 
     def _check_reasons(self) -> None:

@@ -33,11 +33,16 @@ class TransformersSliding(TransformersPaged):
 
 
 class TransformersHybrid(TransformersSliding):
-    """A layer of full attention beside it, each with blocks of its own in sectors of one block."""
+    """A layer of full attention beside it, each with blocks of its own in sectors of one block.
+
+    It is not asked: the engine asks without storing only of an empty cache, and blocks that are
+    free in a sector of one group are not seen from the other until `try_to_free_sectors`.
+    """
 
     layers = (GROUP, RING)
     declares = replace(
         TransformersSliding.declares,
+        abilities=frozenset({"append", "window"}),
         window=None,
         windows=(None, WINDOW),
         pool_multiple=2,
