@@ -93,7 +93,7 @@ class TransformersBlocks:
         return self._placed(req, count)
 
     def _allocated(self, state: RequestState, tokens: int) -> bool:
-        here: Any = SimpleNamespace(cache=self._cache)
+        here: Any = SimpleNamespace(cache=self._cache, active_requests={})
         return bool(Scheduler._allocate_blocks_if_needed(here, state, tokens))
 
     def _placed(self, req: Request, tokens: int) -> bool:
