@@ -148,9 +148,9 @@ class Declarations:
             )
         given = [window for window in self.each_window if window is not None]
         if ("window" in self.abilities) != bool(given):
-            name, value = ("windows", self.windows) if self.windows else ("window", self.window)
+            said = f"windows = {self.windows}" if self.windows else f"window = {self.window}"
             raise ValueError(
-                f"{name} = {value} and abilities = {sorted(self.abilities)}; "
+                f"{said} and abilities = {sorted(self.abilities)}; "
                 f"the ability window and its length are declared together"
             )
         for window in given:

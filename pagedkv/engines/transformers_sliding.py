@@ -7,6 +7,7 @@ over the one that the window has left behind, and a request keeps the blocks tha
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from pagedkv.engines.transformers_paged import DECLARES, GROUP, TransformersPaged
 
@@ -20,7 +21,7 @@ _BECAUSE = {**DECLARES.because, "ring": f"{_RING}tokens_per_page) pages per laye
 class TransformersSliding(TransformersPaged):
     """One layer that reads a window of 3 tokens; sizes > 0, else ValueError."""
 
-    layers = (RING,)
+    layers: ClassVar[tuple[str, ...]] = (RING,)
     window = WINDOW
     declares = replace(
         DECLARES,
