@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import isfinite
 from typing import TypeVar
 
@@ -75,7 +76,7 @@ class Setting:
     @property
     def tracks_pages(self) -> bool:
         """Whether the number of blocks due depends on more than lengths."""
-        return "fork" in self.declared.abilities or self.declared.window is not None
+        return "fork" in self.declared.abilities or any(self.declared.each_window)
 
     @property
     def names(self) -> int:
@@ -94,17 +95,40 @@ class Setting:
         A history ends at the first wrong grant, so no request outgrows the pool by more than
         one token; behind a window it may grow for ever, and is stopped.
         """
-        return self.capacity + (self.declared.window or 0) + 2
+        return self.capacity + self.widest + 2
 
     def may_grow(self, seq_len: int) -> bool:
         """Whether a request may grow to so many tokens: with a window it would for ever."""
-        window = self.declared.window
-        return window is None or seq_len <= self.capacity + window
+        return None in self.declared.each_window or seq_len <= self.capacity + self.widest
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that a request of so many tokens holds, with what is reserved; 0 for 0 tokens."""
-        ahead = self.declared.lookahead_tokens if tokens else 0
-        return self.geometry.blocks_for(tokens + ahead)
+    @property
+    def widest(self) -> int:
+        """How far back the widest window of a table reads; 0 where there is none."""
+        return max(window or 0 for window in self.declared.each_window)
+
+    def spans(self, seq_len: int) -> tuple[int, ...]:
+        """The blocks due in each table of a request of so many tokens."""
+        longest = [window if self.declared.ring else None for window in self.declared.each_window]
+        return tuple(self.geometry.blocks_for(min(seq_len, most or seq_len)) for most in longest)
+
+    def place(self, window: int | None, position: int) -> tuple[int, int]:
+        """Where a table of this window has a position: (index in the table, offset)."""
+        turned = position % window if self.declared.ring and window else position
+        return divmod(turned, self.geometry.block_size)
+
+    def parts(self, table: tuple[int, ...], seq_len: int) -> list[tuple[int, ...]]:
+        """The tables of a request, which stand one behind the other in `table`."""
+        if not self.declared.windows:
+            return [table]
+        entries = iter(table)
+        return [tuple(islice(entries, span)) for span in self.spans(seq_len)]
+
+    def blocks_for(self, seq_len: int) -> int:
+        """The blocks due in all tables of a request, with what is reserved; 0 for 0 tokens."""
+        if self.declared.windows or self.declared.ring:
+            return sum(self.spans(seq_len))
+        ahead = self.declared.lookahead_tokens if seq_len else 0
+        return self.geometry.blocks_for(seq_len + ahead)
 
     def tag(self, request: int, position: int) -> int:
         """The tag of one token: > 0, and exact in every float format for small pools."""
@@ -125,9 +149,8 @@ class Setting:
         return (*tags, *(self.tag(request, p) for p in range(start, start + count)))
 
     def readable(self, tags: tuple[int, ...]) -> tuple[int, ...]:
-        """Those that the window still reads; all without one."""
-        window = self.declared.window
-        return tags if window is None else tags[-window:]
+        """Those that the window still reads, of table after table; all without one."""
+        return tuple(tag for window in self.declared.each_window for tag in tags[-(window or 0) :])
 
     def name_tag(self, value: float) -> str:
         """Words for what a slot holds."""

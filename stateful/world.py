@@ -91,7 +91,7 @@ class World:
         host = int(self.manager.num_host_blocks) if "swap" in declared.abilities else 0  # type: ignore[attr-defined]
         setting = Setting(geometry, declared, usable, requests, keeps_released, active, host)
         self.setting = setting
-        pool: Pool = ShadowPool(geometry.block_size)
+        pool: Pool = ShadowPool(geometry.block_size, seen.reserved)
         if tensor is not None:
             check_tensor(tensor, geometry, setting.highest_tag)
             pool = TensorPool(tensor)
@@ -230,10 +230,12 @@ class World:
         tags = model.live.get(command.request, ())
         there, early = command.written(self.manager, before, request), None
         if len(tags) > there:
-            slots = eyes.slots(command.request, seen.block_tables, len(tags))[there:]
+            every = eyes.slots(command.request, seen.block_tables, len(tags))
             if self.setting.by_content and seen.index is not None:
-                early = frozenset(seen.index.values()).intersection(block for block, _ in slots)
-            eyes.pool.write(slots, tags[there : there + len(slots)])
+                named = frozenset(block for slots in every for block, _ in slots[there:])
+                early = named.intersection(seen.index.values())
+            for slots in every:
+                eyes.pool.write(slots[there:], tags[there : len(slots)])
         computed = getattr(self.manager, "computed", None)
         if computed is not None and command.request in model.live:
             computed(request)
