@@ -112,31 +112,31 @@ class ArrayKVCacheManager(BatchedCalls):
         """Give all blocks of `req` back; the table is emptied, `seq_len` kept. Mutates both."""
         row, held = self._holding("release", req)
         count, num_free_rows = len(held), self._num_free_rows
-        many, view = count > FEW, isinstance(req, RowHandle)
-        if many or len(self._top) > KEPT:
+        if count > FEW or len(self._top) > KEPT:
             self._settle()
-        after = self._num_free + count
-        if many:
-            free = self._free[self._num_free : after]
-            free[:] = self._tables[row, :count][::-1]
-        last_length = self._lengths.item(row) if view else None
+        after, many = self._num_free + count, None
+        if count > FEW:
+            many = self._free[self._num_free : after]
+            many[:] = self._tables[row, :count][::-1]
+        view = req if isinstance(req, RowHandle) else None
+        last_length = None if view is None else self._lengths.item(row)
         # Only assignments from here on.
         self._prepared = None
-        if many:
-            self._owner[free] = NOBODY
-        else:
+        if many is None:
             self._top += held[::-1]
             self._left_in = (row, held)
+        else:
+            self._owner[many] = NOBODY
         self._num_free = after
         self._lengths[row] = 0
         self._free_rows[num_free_rows] = row
         self._num_free_rows = num_free_rows + 1
         self._handles[row] = self._given[row] = None
         del self._rows[req.request_id]
-        if view:
-            req._last_length = last_length  # type: ignore[attr-defined]
-        else:
+        if view is None:
             req.block_table = []
+        else:
+            view._last_length = last_length
 
     def allocation_report(self, req: Request) -> dict[str, float]:
         """How full the blocks of `req` are, read off the handle alone: `ledger.allocation_report`.

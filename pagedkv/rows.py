@@ -73,9 +73,9 @@ class RowArrays:
     # What a clone copies; `_prepared` is left behind, and `_settle` empties `_top` and `_late`.
     _ARRAYS = ("_free", "_owner", "_tables", "_lengths", "_counts", "_free_rows")
     _GEOMETRY = ("num_blocks", "block_size", "head_dim", "physical_kv_cache")
+    _LATER = ("_top", "_late", "_left_in", "_given", "_prepared")
     _OWN = frozenset(
-        (*_ARRAYS, *_GEOMETRY, "_num_free", "_num_free_rows", "_rows", "_handles", "_prepared")
-        + ("_top", "_late", "_left_in", "_given")
+        (*_ARRAYS, *_GEOMETRY, *_LATER, "_num_free", "_num_free_rows", "_rows", "_handles")
     )
 
     def __init__(
@@ -212,7 +212,8 @@ class RowArrays:
             table += self._free[num_free - count : num_free - len(top)][::-1].tolist()
         # What went back last comes out first, row and blocks: then they mostly stand there.
         if row != left_row or left[:count] != table:
-            ENTRIES[count].pack_into(self._tables, row * self._tables.strides[0], *table)
+            tables: Any = self._tables  # a buffer, which its type does not say
+            ENTRIES[count].pack_into(tables, row * tables.strides[0], *table)
         return table
 
     def _stack(self) -> Int64:
@@ -266,7 +267,8 @@ class RowArrays:
     def _table(self, row: int) -> list[int]:
         count = self._counts.item(row)
         if count <= FEW:
-            return [*ENTRIES[count].unpack_from(self._tables, row * self._tables.strides[0])]
+            tables: Any = self._tables  # a buffer, which its type does not say
+            return [*ENTRIES[count].unpack_from(tables, row * tables.strides[0])]
         blocks: list[int] = self._tables[row, :count].tolist()
         return blocks
 

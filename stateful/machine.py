@@ -188,7 +188,8 @@ def _without_wrong_use(offers: Offers, state: State) -> Offers:
 @composite
 def _geometries(draw: DrawFn) -> Geometry:
     """One number after the other, so that each can shrink for itself."""
-    left = draw(runner()).run.possible()
+    machine: _Driver = draw(runner())
+    left: Sequence[Geometry] = machine.run.possible()
     for name in ("num_blocks", "block_size", "head_dim"):
         value = draw(sampled_from(sorted({getattr(geometry, name) for geometry in left})))
         left = [geometry for geometry in left if getattr(geometry, name) == value]
