@@ -240,3 +240,7 @@ class Declarations:
 
 NOT_TRIED: Mapping[str, WrongUse] = MappingProxyType(dict.fromkeys(OPERATIONS, "never"))
 """`wrong_use` of an engine that promises nothing about wrong use."""
+
+
+STRICT = Declarations()
+"""The core protocol, strictly: of a target that declares nothing."""

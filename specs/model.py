@@ -57,54 +57,42 @@ class Setting:
     keeps_released: bool = False
     active: frozenset[AbilityName] = frozenset()
     host_blocks: int = 0
+    by_content: bool = field(init=False, repr=False, compare=False)
+    """Whether blocks are shared by what they hold: a tag then says that, and no request."""
+    shares: bool = field(init=False, repr=False, compare=False)
+    """Whether two tables may name one block."""
+    cuts_shared: bool = field(init=False, repr=False, compare=False)
+    """Whether a partly filled tail may be a block that others have found whole."""
+    tracks_pages: bool = field(init=False, repr=False, compare=False)
+    """Whether the number of blocks due depends on more than lengths."""
+    names: int = field(init=False, repr=False, compare=False)
+    """How many request names there are: a fork keeps tokens of a name that was given up."""
+    capacity: int = field(init=False, repr=False, compare=False)
+    """Tokens that fit into the usable blocks."""
+    widest: int = field(init=False, repr=False, compare=False)
+    """How far back the widest window of a table reads; 0 where there is none."""
+    stride: int = field(init=False, repr=False, compare=False)
+    """Tags that one request can have.
 
-    @property
-    def by_content(self) -> bool:
-        """Whether blocks are shared by what they hold: a tag then says that, and no request."""
-        return "prefix" in self.declared.abilities
+    A history ends at the first wrong grant, so no request outgrows the pool by more than one
+    token; behind a window it may grow for ever, and is stopped.
+    """
 
-    @property
-    def shares(self) -> bool:
-        """Whether two tables may name one block."""
-        return self.by_content or "fork" in self.declared.abilities
-
-    @property
-    def cuts_shared(self) -> bool:
-        """Whether a partly filled tail may be a block that others have found whole."""
-        return self.by_content and "truncate" in self.declared.abilities
-
-    @property
-    def tracks_pages(self) -> bool:
-        """Whether the number of blocks due depends on more than lengths."""
-        return "fork" in self.declared.abilities or any(self.declared.each_window)
-
-    @property
-    def names(self) -> int:
-        """How many request names there are: a fork keeps tokens of a name that was given up."""
-        return self.requests * 2 if "fork" in self.declared.abilities else self.requests
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit into the usable blocks."""
-        return len(self.usable) * self.geometry.block_size
-
-    @property
-    def stride(self) -> int:
-        """Tags that one request can have.
-
-        A history ends at the first wrong grant, so no request outgrows the pool by more than
-        one token; behind a window it may grow for ever, and is stopped.
-        """
-        return self.capacity + self.widest + 2
+    def __post_init__(self) -> None:
+        # Here and not as properties: they are asked for at every step of every history.
+        can, put = self.declared.abilities, object.__setattr__
+        put(self, "by_content", "prefix" in can)
+        put(self, "shares", self.by_content or "fork" in can)
+        put(self, "cuts_shared", self.by_content and "truncate" in can)
+        put(self, "tracks_pages", "fork" in can or any(self.declared.each_window))
+        put(self, "names", self.requests * 2 if "fork" in can else self.requests)
+        put(self, "capacity", len(self.usable) * self.geometry.block_size)
+        put(self, "widest", max(window or 0 for window in self.declared.each_window))
+        put(self, "stride", self.capacity + self.widest + 2)
 
     def may_grow(self, seq_len: int) -> bool:
         """Whether a request may grow to so many tokens: with a window it would for ever."""
         return None in self.declared.each_window or seq_len <= self.capacity + self.widest
-
-    @property
-    def widest(self) -> int:
-        """How far back the widest window of a table reads; 0 where there is none."""
-        return max(window or 0 for window in self.declared.each_window)
 
     def spans(self, seq_len: int) -> tuple[int, ...]:
         """The blocks due in each table of a request of so many tokens."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import chain
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.model import Model, Setting
@@ -15,6 +14,7 @@ from pagedkv.stateful.pool import Pool, Slot, TensorPool
 
 LONGEST = 300
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -62,10 +62,10 @@ def reconstruct(
     get: Callable[[Request], Any], request: Request, seq_len: int, width: int
 ) -> tuple[float, ...] | Unreadable:
     """One value per token of what `get` reads back, `[seq_len, width]`; changes nothing."""
-    rows = _attempt(partial(_rows, get, request, seq_len, width))
+    rows = _attempt(_rows, get, request, seq_len, width)
     if isinstance(rows, Unreadable):
         return rows
-    for position, row in enumerate(rows):
+    for position, row in enumerate(rows if width > 1 else ()):
         if any(value != row[0] for value in row):
             return Unreadable(f"position {position} reads {row}, from more than one token")
     return tuple([row[0] for row in rows])
@@ -91,7 +91,7 @@ def reports_of(
         return None
     reports: dict[int, Report | Unreadable] = {}
     for r in live:
-        reports[r] = _attempt(partial(_report, own, handles[r]))
+        reports[r] = _attempt(_report, own, handles[r])
     return reports
 
 
@@ -99,10 +99,10 @@ def _report(own: Callable[[Request], Report], request: Request) -> Report:
     return dict(own(request))
 
 
-def _attempt(look: Callable[[], _T]) -> _T | Unreadable:
+def _attempt(look: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T | Unreadable:
     """What `look` gives, or what the target raised in it: a target may raise anything."""
     try:
-        return look()
+        return look(*args, **named)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - as said
@@ -216,7 +216,7 @@ class Observer:
 
     def again(self) -> Snapshot | Unreadable:
         """Another snapshot; changes nothing, if the manager keeps its word."""
-        return _attempt(lambda: snapshot_of(self.manager, self.handles, self.last[0]))
+        return _attempt(snapshot_of, self.manager, self.handles, self.last[0])
 
     def listed(self) -> tuple[int, ...] | Unreadable | None:
         """The manager's `free_blocks` where its snapshot is another thing; else None."""

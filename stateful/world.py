@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from pagedkv.abilities import AbilityName
-from pagedkv.declarations import Declarations, Raises, Returns
+from pagedkv.declarations import STRICT, Raises, Returns
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.commands import Command
 from pagedkv.specs.growth import outlived
@@ -80,7 +80,7 @@ class World:
         self._freed: frozenset[int] = frozenset()
         self.steps = 0
         self._keyed: _Keyed | None = None
-        declared = getattr(self.manager, "declares", None) or Declarations()
+        declared = getattr(self.manager, "declares", None) or STRICT
         with driving("a fresh target can't be observed"):
             seen = snapshot_of(self.manager, {}, ())
             tensor = getattr(self.manager, "physical_kv_cache", None)
