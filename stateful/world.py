@@ -232,8 +232,10 @@ class World:
         if len(tags) > there:
             every = eyes.slots(command.request, seen.block_tables, len(tags))
             if self.setting.by_content and seen.index is not None:
+                # What was found and is written again, as it may be, could be found before.
+                new = seen.index.items() - (before.seen.snapshot.index or {}).items()
                 named = frozenset(block for slots in every for block, _ in slots[there:])
-                early = named.intersection(seen.index.values())
+                early = named.intersection(block for _, block in new)
             for slots in every:
                 eyes.pool.write(slots[there:], tags[there : len(slots)])
         computed = getattr(self.manager, "computed", None)
