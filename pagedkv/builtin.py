@@ -306,6 +306,13 @@ BUILTINS: tuple[Builtin, ...] = (
         _EXLLAMAV3,
     ),
     Builtin(
+        "exllamav3-prefix",
+        "pagedkv.engines.exllamav3:ExLlamaV3Prefix",
+        "The same with jobs that find each other's pages by their content.",
+        "exllamav3.generator.pagetable",
+        _EXLLAMAV3,
+    ),
+    Builtin(
         "max",
         "pagedkv.engines.max:MaxBlockManager",
         "MAX's BlockManager without its prefix cache, behind an adapter.",
