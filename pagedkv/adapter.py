@@ -107,10 +107,13 @@ class Adapter(Generic[Theirs]):
     def live_key(
         self, names: Mapping[int, int], more: Callable[[Request], Hashable] = lambda _req: ()
     ) -> Hashable:
-        """Tables, lengths and `more` of live requests called by `names`, for a `state_key`."""
+        """Tables, lengths and `more` of live requests called by `names`, for a `state_key`.
+
+        The handles themselves are compared beside it.
+        """
         return tuple(
             sorted(
-                (names[req.request_id], self.length(req), req.seq_len, more(req), *self.table(req))
+                (names.get(r := req.request_id, ~r), self.length(req), more(req), *self.table(req))
                 for req in self.live
             )
         )
@@ -122,6 +125,12 @@ class Adapter(Generic[Theirs]):
         """
         pair: tuple[Self, dict[int, Request]] = twin_of((self, dict(requests)))
         return pair
+
+
+def unpadded(row: Sequence[int]) -> list[int]:
+    """A row of a table up to its last block; -1 pads it, and shows where it is a hole."""
+    used = max((i + 1 for i, block in enumerate(row) if block != -1), default=0)
+    return [*row[:used]]
 
 
 def told_apart(req: Request) -> list[int]:

@@ -230,7 +230,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "smol-vllm-alone",
-        "pagedkv.engines.smol_vllm:alone",
+        "pagedkv.engines.smol_vllm:SmolVllmAlone",
         "smol-vllm's BlockSpaceManager by itself.",
         "smol_vllm",
         "pip install smol-vllm==0.1.2",
@@ -244,7 +244,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "mini-infer-engine",
-        "pagedkv.engines.mini_infer:engine",
+        "pagedkv.engines.mini_infer:MiniInferEngine",
         "mini-infer's BlockPool with the tables of its engine's sequences.",
         "mini_infer",
         "pip install --no-deps mini-infer==0.2.5",

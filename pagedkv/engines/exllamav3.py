@@ -52,11 +52,11 @@ class ExLlamaV3PageTable(Adapter[Job]):
     def start(self) -> None:
         if self.block_size != PAGE_SIZE:
             raise ValueError(f"block_size = {self.block_size}; exllamav3's pages have {PAGE_SIZE}")
-        self.engine = Headless(self.num_blocks, self.head_dim)
+        self._engine = Headless(self.num_blocks, self.head_dim)
 
     @property
     def physical_kv_cache(self) -> torch.Tensor:
-        return self.engine.cache.tensor
+        return self._engine.cache.tensor
 
     def table(self, req: Request) -> list[int]:
         return [page.page_index for page in self.live[req].sequences[0].allocated_pages]
@@ -66,10 +66,10 @@ class ExLlamaV3PageTable(Adapter[Job]):
 
     def _tokens(self, req: Request) -> list[int]:
         """With a first token of its own, so that nothing is shared."""
-        return [self.engine.job_serial, *req.tokens[1:]]
+        return [self._engine.job_serial, *req.tokens[1:]]
 
     def allocate_for_prefill(self, req: Request) -> bool:
-        job = self.engine.start(self._tokens(req))
+        job = self._engine.start(self._tokens(req))
         return job is not None and self.holds(req, job)
 
     def allocate_for_decode(self, req: Request) -> bool:
@@ -95,14 +95,14 @@ class ExLlamaV3PageTable(Adapter[Job]):
         self.granted(req)
 
     def release_request(self, req: Request) -> None:
-        self.engine.cancel(self.lets_go(req))
+        self._engine.cancel(self.lets_go(req))
 
     def snapshot(self) -> Snapshot:
         """All that the page table keeps, live; an unreferenced page is free, with its old content.
 
         The order is the one that `build_eviction_order` gives now.
         """
-        table = self.engine.pagetable
+        table = self._engine.pagetable
         return Snapshot(
             **self.of_live(),
             free_blocks=[page.page_index for page in table.build_eviction_order()],
@@ -117,7 +117,7 @@ class ExLlamaV3PageTable(Adapter[Job]):
     clone = Adapter.twin
 
     def _key(self, names: Mapping[int, int], content: Callable[[CachePage], Hashable]) -> Hashable:
-        table, pages = self.engine.pagetable, self.engine.pagetable.all_pages
+        table, pages = self._engine.pagetable, self._engine.pagetable.all_pages
         serials = sorted({s for p in pages for s in (p.access_serial, p.access_serial_revert)})
         at = {page.phash: i for i, page in enumerate(pages)}
 
@@ -163,7 +163,7 @@ class ExLlamaV3Prefix(ExLlamaV3PageTable):
 
     def snapshot(self) -> Snapshot:
         """All that the page table keeps, live; the index has the pages that are whole."""
-        table, shown = self.engine.pagetable, super().snapshot()
+        table, shown = self._engine.pagetable, super().snapshot()
         found = {
             key.hex(): page
             for pages in (table.referenced_pages, table.unreferenced_pages)

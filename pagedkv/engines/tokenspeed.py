@@ -22,8 +22,9 @@ from tokenspeed_scheduler import (
     SchedulerConfig,
 )
 
+from pagedkv.adapter import Adapter, unpadded
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 GROUP = "full"
 
@@ -50,15 +51,12 @@ def _event(kind: Any, request_id: str, **fields: object) -> Any:
     return event
 
 
-class TokenSpeedScheduler:
+class TokenSpeedScheduler(Adapter[str]):
     """`Scheduler` with one group of full attention behind the protocol; sizes > 0."""
 
     declares = DECLARES
 
-    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+    def start(self) -> None:
         pages = self.num_blocks + 1  # page 0 is for padding
         config = SchedulerConfig()
         config.num_device_pages, config.max_batch_size = pages, pages
@@ -74,11 +72,13 @@ class TokenSpeedScheduler:
         )
         config.cache_groups = [group]
         self._engine = Scheduler(config)
-        self._live: dict[Request, str] = {}  # the engine's names, by the identity of the handle
         self._tables: dict[str, list[int]] = {}  # as the last plan that names them has them
         # Each page that was given back, in order, and whether it was full: for the key alone.
         self._given_back: dict[int, bool] = {}
         self._submitted = 0
+
+    def table(self, req: Request) -> list[int]:
+        return self._tables[self.live[req]]
 
     def allocate_for_prefill(self, req: Request) -> bool:
         self._submitted += 1
@@ -91,39 +91,35 @@ class TokenSpeedScheduler:
         if not self._plan(name):
             self._advance([_event(ForwardEvent.Abort, name)])
             return False
-        self._live[req] = name
+        self.live[req] = name
         self._plan(name)  # from prefilled to decoding
-        return True
+        return self.granted(req)
 
     def allocate_for_decode(self, req: Request) -> bool:
-        name = self._live[req]
+        name = self.live[req]
         self._advance([_reserve(name, 1)])
-        if not self._plan(name):
-            return False
-        req.seq_len += 1
-        return True
+        return self._plan(name) and self.granted(req, 1)
 
     def release_request(self, req: Request) -> None:
-        name = self._live.pop(req)
+        name = self.lets_go(req)
         self._advance([_event(ForwardEvent.Finish, name)])
         for logical, page in enumerate(self._tables.pop(name)):
             self._given_back.pop(page, None)
             self._given_back[page] = (logical + 1) * self.block_size <= req.seq_len
-        req.block_table = []
 
     def _plan(self, meant: str) -> bool:
         """Take a plan in which all others are held, and its results; whether `meant` is in it."""
-        self._advance(_reserve(name, 0) for name in self._live.values() if name != meant)
+        self._advance(_reserve(name, 0) for name in self.live.values() if name != meant)
         plan = self._engine.next_execution_plan()
         rows = {
             name: row
             for batch in plan.forward
             for name, row in zip(batch.request_ids, batch.block_tables.get(GROUP, ()), strict=True)
         }
-        self._tables |= {name: _table(row) for name, row in rows.items()}
+        self._tables |= {name: unpadded(row) for name, row in rows.items()}
         self._tables |= {abort.request_id: [] for abort in plan.aborts}
-        for req, name in self._live.items():
-            req.block_table = list(self._tables[name])
+        for req in self.live:
+            self.granted(req)
         self._advance(
             _event(ForwardEvent.ExtendResult, name, tokens=[0] if name == meant else [])
             for name in rows
@@ -139,8 +135,7 @@ class TokenSpeedScheduler:
     def snapshot(self) -> Snapshot:
         """What can be seen: tables as the last plans had them, and how many pages are available."""
         return Snapshot(
-            block_tables={req.request_id: self._tables[name] for req, name in self._live.items()},
-            seq_lens={req.request_id: req.seq_len for req in self._live},
+            **self.of_live(),
             free_blocks=None,
             blocks=range(1, self.num_blocks + 1),
             num_free=self._engine.available_lcm_blocks(),  # with one page to each, and cached ones
@@ -153,21 +148,10 @@ class TokenSpeedScheduler:
         return (
             (engine.available_lcm_blocks(), engine.empty_lcm_blocks(), engine.active_lcm_blocks()),
             tuple((page, full) for page, full in self._given_back.items() if page not in held),
-            tuple(
-                sorted(
-                    (names[req.request_id], req.seq_len, *self._tables[name])
-                    for req, name in self._live.items()
-                )
-            ),
+            self.live_key(names),
         )
 
 
 def _reserve(name: str, tokens: int) -> object:
     fields = {"reserve_num_tokens_in_next_schedule_event": tokens}
     return _event(ForwardEvent.UpdateReserveNumTokens, name, **fields)
-
-
-def _table(row: list[int]) -> list[int]:
-    """A row of a plan up to its last page; -1 pads it, and shows where it is a hole."""
-    used = max((i + 1 for i, page in enumerate(row) if page != -1), default=0)
-    return row[:used]

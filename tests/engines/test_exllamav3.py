@@ -15,7 +15,8 @@ if find_spec("exllamav3") is None:  # its own import would compile for a GPU
 import torch
 
 from pagedkv import check
-from pagedkv.engines.exllamav3 import ExLlamaV3PageTable, _Compiled
+from pagedkv.engines.exllamav3 import ExLlamaV3PageTable, ExLlamaV3Prefix
+from pagedkv.engines.exllamav3_headless import Compiled
 from pagedkv.protocol import Request, Snapshot
 
 NAMES = {r: r for r in range(8)}
@@ -113,7 +114,7 @@ def test_jobs_of_the_same_tokens_share_no_page():
     assert (first.block_table, second.block_table) == ([0, 1], [2, 3])
     manager.release_request(first)
     assert manager.allocate_for_prefill(first)
-    assert manager._live[first].sequences[0].kv_position == 0
+    assert manager.live[first].sequences[0].kv_position == 0
 
 
 def test_pages_are_handed_out_in_the_order_that_the_snapshot_shows():
@@ -129,7 +130,7 @@ def test_pages_are_handed_out_in_the_order_that_the_snapshot_shows():
 def test_a_page_that_decode_fills_is_known_by_its_content():
     manager = ExLlamaV3PageTable(2, PAGE, 1)
     request = admit(manager, 0, 255)
-    (filled,) = manager._live[request].sequences[0].allocated_pages
+    (filled,) = manager.live[request].sequences[0].allocated_pages
     assert filled.phash[:8] == bytes(8)  # a number in place of a hash
     decode(manager, request)
     assert filled.phash[:8] != bytes(8)
@@ -149,7 +150,7 @@ def test_an_idle_page_table_is_put_in_order_from_time_to_time():
     [([1, 2, 3], [1, 2, 4], 3, 2), ([1, 2], [1, 2], 1, 1), ([1], [2], 1, 0)],
 )
 def test_the_stand_in_counts_equal_leading_tokens(a, b, most, count):
-    assert _Compiled.count_match_tensor(torch.tensor([a]), torch.tensor([b]), most) == count
+    assert Compiled.count_match_tensor(torch.tensor([a]), torch.tensor([b]), most) == count
 
 
 # ------------------------------------------------------------------------------ the snapshot
@@ -165,7 +166,7 @@ def manager() -> ExLlamaV3PageTable:
 
 
 def test_the_snapshot_shows_a_page_in_two_tables(manager):
-    first, second = (job.sequences[0] for job in manager._live.values())
+    first, second = (job.sequences[0] for job in manager.live.values())
     second.allocated_pages[0] = first.allocated_pages[1]
     assert manager.snapshot().block_tables == {5: (0, 1), 6: (1,)}
 
@@ -204,7 +205,7 @@ def test_the_key_tells_states_apart_that_differ_in_one_structure(manager, what):
 
 
 def test_a_clone_equals_and_shares_nothing(manager):
-    live, fresh = next(iter(manager._live)), Request(7, 2)
+    live, fresh = next(iter(manager.live)), Request(7, 2)
     twin, handles = manager.clone({5: live, 7: fresh})
     assert everything(twin, *handles.values()) == everything(manager, live, fresh)
     before = everything(manager, live, fresh), marks(manager)
@@ -212,7 +213,7 @@ def test_a_clone_equals_and_shares_nothing(manager):
     twin.release_request(handles[5])
     assert twin.allocate_for_prefill(handles[7]) is True
     computed(twin, handles[7])
-    twin.release_request(next(req for req in twin._live if req.request_id == 6))
+    twin.release_request(next(req for req in twin.live if req.request_id == 6))
     assert before == (everything(manager, live, fresh), marks(manager))
     decode(manager, live)
 
@@ -220,7 +221,7 @@ def test_a_clone_equals_and_shares_nothing(manager):
 def marks(manager: ExLlamaV3PageTable) -> list[list[int]]:
     """What the pages say that they hold, and the jobs that they have."""
     pages = [page.sequence[0, : page.kv_position].tolist() for page in table_of(manager).all_pages]
-    jobs = manager._live.values()
+    jobs = manager.live.values()
     return [*pages, *(job.sequences[0].sequence_ids.torch()[0].tolist() for job in jobs)]
 
 

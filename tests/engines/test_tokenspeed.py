@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("tokenspeed_scheduler")
 
 from pagedkv import check
-from pagedkv.engines.tokenspeed import TokenSpeedScheduler, _table
+from pagedkv.adapter import unpadded
+from pagedkv.engines.tokenspeed import TokenSpeedScheduler
 from pagedkv.protocol import Request, Snapshot
 
 NAMES = {r: r for r in range(8)}
@@ -136,7 +137,7 @@ def test_nothing_is_printed(capfd):
     ("row", "table"), [([1, 2], [1, 2]), ([1, -1], [1]), ([-1, 2, -1], [-1, 2]), ([-1], [])]
 )
 def test_a_row_ends_at_its_last_page_and_shows_a_hole(row, table):
-    assert _table(row) == table
+    assert unpadded(row) == table
 
 
 def test_the_key_tells_apart_the_order_in_which_pages_came_back():
