@@ -307,7 +307,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "exllamav3-prefix",
-        "pagedkv.engines.exllamav3:ExLlamaV3Prefix",
+        "pagedkv.engines.exllamav3_prefix:ExLlamaV3Prefix",
         "The same with jobs that find each other's pages by their content.",
         "exllamav3.generator.pagetable",
         _EXLLAMAV3,

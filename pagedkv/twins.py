@@ -21,6 +21,8 @@ _SAME = frozenset(
 )
 """Types whose objects stand for themselves in a copy."""
 
+_CONTAINERS = frozenset({list, dict, tuple, set, frozenset, deque})
+
 
 def twin_of(value: T) -> T:
     """A copy of everything reachable from `value`, sharing as the original shares; changes nothing.
@@ -34,7 +36,7 @@ def twin_of(value: T) -> T:
 
 
 class _Twins:
-    """One traversal. `_made` has the twin of each object by its identity, as `deepcopy` keeps it."""
+    """One traversal. `_made` has the twin of each object by its identity, as for `deepcopy`."""
 
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
@@ -44,27 +46,30 @@ class _Twins:
         if kind in _SAME:
             return value
         twin = self._made.get(id(value))
-        return self._new(value, kind) if twin is None else twin
+        if twin is None:
+            copied = self._container if kind in _CONTAINERS else self._other
+            twin = self._made[id(value)] = copied(value, kind)
+        return twin
 
-    def _new(self, value: Any, kind: type) -> Any:
-        of, made = self.of, self._made
-        if kind is list or kind is deque:
-            twin = made[id(value)] = value.copy()
-            twin.clear()
-            twin.extend([item if type(item) in _SAME else of(item) for item in value])
-            return twin
-        if kind is dict:
-            twin = made[id(value)] = {}
-            twin.update({of(key): of(item) for key, item in value.items()})
-            return twin
+    def _container(self, value: Any, kind: type) -> Any:
+        of = self.of
         if kind in (tuple, set, frozenset):
-            return made.setdefault(id(value), kind(map(of, value)))
-        if kind is MethodType:
-            return MethodType(value.__func__, of(value.__self__))
+            return kind(map(of, value))
+        twin = self._made[id(value)] = value.copy()  # before what is in it: that may be in a ring
+        twin.clear()
+        if kind is dict:
+            twin.update({of(key): of(item) for key, item in value.items()})
+        else:
+            twin.extend([item if type(item) in _SAME else of(item) for item in value])
+        return twin
+
+    def _other(self, value: Any, kind: type) -> Any:
         if isinstance(value, type | Enum) or _is_torch(kind, "dtype", "device"):
             return value
         if _is_torch(kind, "Tensor"):
-            return made.setdefault(id(value), value.detach().clone())
+            return value.detach().clone()
+        if kind is MethodType:
+            return MethodType(value.__func__, self.of(value.__self__))
         return self._object(value, kind)
 
     def _object(self, value: Any, kind: type) -> Any:

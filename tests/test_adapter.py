@@ -169,7 +169,7 @@ class Slotted:
 
 
 class OneSlot(Slotted):
-    __slots__ = "more"
+    __slots__ = "more"  # noqa: PLC0205 - one name alone, as Python has it
 
 
 class Colour(Enum):

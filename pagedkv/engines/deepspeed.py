@@ -147,7 +147,9 @@ class DeepSpeed(Adapter[None]):
             + plain(_on_device(s), _on_host(s))
             for uid, s in engine.tracked_sequences.items()
         ]
-        return plain([(int(a._head), a._free_blocks, a._blocks) for a in allocators], sorted(sequences))
+        return plain(
+            [(int(a._head), a._free_blocks, a._blocks) for a in allocators], sorted(sequences)
+        )
 
 
 def _on_device(sequence: Any) -> list[int]:

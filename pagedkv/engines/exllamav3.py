@@ -7,20 +7,17 @@ back and queue the job again, which is `release` and `resume` here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
 
 import torch
 
-from pagedkv.adapter import Adapter, told_apart
+from pagedkv.adapter import Adapter, plain
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
 from pagedkv.engines.exllamav3_headless import (
     PAGE_SIZE,
-    CachePage,
     Headless,
     Job,
     is_content_hash,
-    is_whole,
 )
 from pagedkv.protocol import Request, Snapshot
 
@@ -112,75 +109,37 @@ class ExLlamaV3PageTable(Adapter[Job]):
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents."""
-        return self._key(names, lambda _page: None)
+        return self.pages_key(names)
 
     clone = Adapter.twin
 
-    def _key(self, names: Mapping[int, int], content: Callable[[CachePage], Hashable]) -> Hashable:
+    def pages_key(self, names: Mapping[int, int]) -> tuple[Hashable, ...]:
+        """The key; of the hashes only which page each of them names, of times only the order."""
         table, pages = self._engine.pagetable, self._engine.pagetable.all_pages
         serials = sorted({s for p in pages for s in (p.access_serial, p.access_serial_revert)})
         at = {page.phash: i for i, page in enumerate(pages)}
 
-        def face(page: CachePage) -> Hashable:
-            reverts = (
-                is_content_hash(page.phash_revert),
-                at.get(page.prev_hash_revert, page.prev_hash_revert and -1),
-                serials.index(page.access_serial_revert),
-                page.kv_position_revert,
-            )
-            return (
-                (page.page_index, page.ref_count, page.kv_position, is_content_hash(page.phash)),
-                at.get(page.prev_hash, page.prev_hash and -1),
-                serials.index(page.access_serial),
-                table.referenced_pages.get(page.phash) is page,
-                table.unreferenced_pages.get(page.phash) is page,
-                reverts if page.can_revert else None,
-                content(page),
-            )
+        def face(known: bytes, before: bytes | None, serial: int, filled: int) -> Hashable:
+            parent = None if before is None else at.get(before, -1)
+            return is_content_hash(known), parent, serials.index(serial), filled
 
-        return (
-            tuple(face(page) for page in pages),
-            (len(table.referenced_pages), len(table.unreferenced_pages)),
+        return plain(
+            [
+                (
+                    *(page.page_index, page.ref_count, at[page.phash]),
+                    face(page.phash, page.prev_hash, page.access_serial, page.kv_position),
+                    page.can_revert
+                    and face(
+                        page.phash_revert,
+                        page.prev_hash_revert,
+                        page.access_serial_revert,
+                        page.kv_position_revert,
+                    ),
+                )
+                for page in pages
+            ],
+            sorted(at.get(key, -1) for key in table.referenced_pages),
+            sorted(at.get(key, -1) for key in table.unreferenced_pages),
             min(table.access_serial - table.last_defrag_serial, 8 * table.max_pages),
             self.live_key(names, lambda req: self.live[req].sequences[0].kv_position),
         )
-
-
-class ExLlamaV3Prefix(ExLlamaV3PageTable):
-    """The same with jobs that find each other's pages, as they do when their tokens are the same.
-
-    Pages that are not full are matched too; what is found in them counts as computed again.
-    """
-
-    declares = replace(DECLARES, abilities=frozenset({"prefix"}))
-
-    def _tokens(self, req: Request) -> list[int]:
-        return told_apart(req)
-
-    def cached_tokens(self, req: Request) -> int:
-        found: int = self.live[req].cached_pages * PAGE_SIZE
-        return found
-
-    def snapshot(self) -> Snapshot:
-        """All that the page table keeps, live; the index has the pages that are whole."""
-        table, shown = self._engine.pagetable, super().snapshot()
-        found = {
-            key.hex(): page
-            for pages in (table.referenced_pages, table.unreferenced_pages)
-            for key, page in pages.items()
-            if is_whole(page)
-        }
-        cached = {page.page_index for page in found.values() if not page.ref_count}
-        return replace(
-            shown,
-            free_blocks=[block for block in shown.free_blocks or () if block not in cached],
-            num_free=table.num_unreferenced_pages() - len(cached),
-            cached=cached,
-            index={key: page.page_index for key, page in found.items()},
-        )
-
-    def state_key(self, names: Mapping[int, int]) -> Hashable:
-        """Everything later answers depend on, requests called by `names`."""
-        return self._key(names, lambda page: page.sequence[0, : page.kv_position].numpy().tobytes())
-
-    clone = Adapter.twin

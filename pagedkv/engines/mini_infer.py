@@ -94,7 +94,7 @@ class MiniInfer(Adapter[BlockTable]):
 
 
 class AnySize(MiniInfer):
-    """As `InferenceEngine.step` does it, with any block size, as `mini-infer --block-size` takes it.
+    """As `InferenceEngine.step` does it, with any block size, as `mini-infer --block-size` has it.
 
     The tables are those of `Sequence`, filled slot by slot.
     """

@@ -44,7 +44,7 @@ class SGLangPaged(Adapter[Any]):
     need_sort: ClassVar[bool] = False
 
     def start(self) -> None:
-        """The allocator that the engine takes for this page size, with no cache tensor behind it."""
+        """The allocator that the engine takes for this page size, with no tensor behind it."""
         common: Any = {"dtype": torch.float16, "device": "cpu", "kvcache": None}
         slots, sort = self.num_blocks * self.block_size, self.need_sort
         self._allocator: Any = (

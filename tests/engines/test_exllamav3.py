@@ -15,8 +15,9 @@ if find_spec("exllamav3") is None:  # its own import would compile for a GPU
 import torch
 
 from pagedkv import check
-from pagedkv.engines.exllamav3 import ExLlamaV3PageTable, ExLlamaV3Prefix
-from pagedkv.engines.exllamav3_headless import Compiled
+from pagedkv.engines.exllamav3 import ExLlamaV3PageTable
+from pagedkv.engines.exllamav3_headless import Compiled, is_whole
+from pagedkv.engines.exllamav3_prefix import ExLlamaV3Prefix
 from pagedkv.protocol import Request, Snapshot
 
 NAMES = {r: r for r in range(8)}
@@ -229,10 +230,126 @@ def table_of(manager: ExLlamaV3PageTable) -> Any:
     return manager._engine.pagetable
 
 
+# ------------------------------------------------------------------------------ hits
+
+
+def put(
+    manager: ExLlamaV3Prefix, name: int, tokens: list[int], extra_key: int | None = None
+) -> Request:
+    request = Request(name, len(tokens), tokens, extra_key=extra_key)
+    assert manager.allocate_for_prefill(request) is True
+    request.found = manager.cached_tokens(request)  # type: ignore[attr-defined]
+    computed(manager, request)
+    return request
+
+
+@pytest.mark.parametrize(("tokens", "found"), [(256, 0), (257, 1), (512, 1), (513, 2), (600, 2)])
+def test_a_prompt_finds_whole_pages_but_for_its_last_token(tokens, found):
+    manager = ExLlamaV3Prefix(5, PAGE, 1)
+    first, second = put(manager, 0, [0] * 600), put(manager, 1, [0] * tokens)
+    assert (first.found, second.found) == (0, found * PAGE)
+    assert second.block_table[:found] == first.block_table[:found]
+    assert second.block_table[-1] not in first.block_table
+
+
+def test_the_index_has_whole_pages_and_the_unheld_ones_are_cached():
+    manager = ExLlamaV3Prefix(4, PAGE, 1)
+    first = put(manager, 0, [0] * 600)
+    shown = manager.snapshot()
+    assert ({*(shown.index or {}).values()}, shown.cached, shown.num_free) == ({0, 1}, set(), 1)
+    manager.release_request(first)
+    shown = manager.snapshot()
+    assert ({*(shown.index or {}).values()}, shown.cached) == ({0, 1}, {0, 1})
+    assert (shown.free_blocks, shown.num_free) == ((3, 2), 2)
+
+
+def test_other_content_and_another_extra_key_find_nothing():
+    manager = ExLlamaV3Prefix(6, PAGE, 1)
+    put(manager, 0, [0] * 300)
+    assert put(manager, 1, [1] + [0] * 299).found == 0
+    assert put(manager, 2, [0] * 300, extra_key=1).found == 0
+
+
+def test_a_page_that_decode_fills_is_exchanged_for_an_equal_one():
+    manager = ExLlamaV3Prefix(3, PAGE, 1)
+    put(manager, 0, [0] * 256)
+    second = put(manager, 1, [0] * 255)
+    assert second.block_table == [2]
+    decode(manager, second)
+    assert second.block_table == [0]
+    assert manager.snapshot().ref_counts == {0: 2, 1: 1, 2: 0}
+
+
+def test_the_longest_unheld_sequence_is_evicted_first_from_its_end():
+    manager = ExLlamaV3Prefix(3, PAGE, 1)
+    manager.release_request(put(manager, 0, [0] * 513))
+    assert manager.snapshot().cached == {0, 1}
+    manager.release_request(put(manager, 1, [1] + [0] * 256))
+    assert manager.snapshot().cached == {0, 2}
+
+
+def test_a_page_that_is_not_whole_is_matched_and_its_first_tokens_are_copied():
+    manager = ExLlamaV3Prefix(3, PAGE, 1)
+    first = put(manager, 0, [0] * 100)
+    manager.physical_kv_cache[first.block_table[0], :, 0] = torch.arange(256.0)
+    second = put(manager, 1, [0] * 60 + [1] + [0] * 20)
+    job = manager.live[second]
+    assert (second.found, job.cached_tokens) == (0, 60)
+    copied = manager.physical_kv_cache[second.block_table[0], :, 0]
+    assert copied.tolist() == [*map(float, range(60)), *[0.0] * 196]
+
+
+@pytest.mark.parametrize(("held", "copied"), [(True, 99), (False, 0)])
+def test_only_a_page_that_is_held_or_whole_has_something_to_copy(held, copied):
+    manager = ExLlamaV3Prefix(3, PAGE, 1)
+    first = put(manager, 0, [0] * 100)
+    manager.physical_kv_cache[first.block_table[0]] = 1
+    if not held:
+        manager.release_request(first)
+    second = put(manager, 1, [0] * 100)
+    assert manager.live[second].cached_tokens == 99
+    assert manager.physical_kv_cache[second.block_table[0]].sum() == copied
+
+
+def test_an_idle_page_table_moves_contents_with_its_pages():
+    manager = ExLlamaV3Prefix(6, PAGE, 1)
+    for name in (5, 6, 7):
+        manager.release_request(put(manager, name, [name] + [0] * 300))
+    table, cache = table_of(manager), manager.physical_kv_cache
+    for page, scattered in zip(table.all_pages, (3, 0, 4, 1, 5, 2), strict=True):
+        page.page_index = scattered
+        cache[scattered] = page.sequence[0, :, None].float()
+    before, table.last_defrag_serial = manager.snapshot().index, -100
+    manager.release_request(put(manager, 0, [0]))
+    assert manager.snapshot().index != before
+    whole = [page for page in table.all_pages if is_whole(page)]
+    assert len(whole) == 3
+    for page in whole:
+        assert cache[page.page_index, :, 0].tolist() == page.sequence[0].tolist()
+
+
+PREFIX_CORRUPTIONS: dict[str, Callable[[Any], object]] = {
+    "tokens": lambda page: page.sequence[0, 0].fill_(9),
+    "hash of the page": lambda page: setattr(page, "phash", b"another hash of content"),
+    "hash before it": lambda page: setattr(page, "prev_hash", b"a hash that no page has"),
+}
+
+
+@pytest.mark.parametrize("what", PREFIX_CORRUPTIONS)
+def test_the_key_has_all_that_a_prompt_is_compared_with(what):
+    manager = ExLlamaV3Prefix(2, PAGE, 1)
+    put(manager, 0, [0] * 257)
+    keys = [manager.state_key(NAMES)]
+    PREFIX_CORRUPTIONS[what](page(manager, 0))
+    keys.append(manager.state_key(NAMES))
+    assert len({*keys}) == 2
+
+
 # ------------------------------------------------------------------------------ the verdict
 
 
-def test_nothing_breaks_and_the_lengths_are_too_many_to_exhaust():
-    (report,) = check("exllamav3").targets
+@pytest.mark.parametrize("target", ["exllamav3", "exllamav3-prefix"])
+def test_nothing_breaks_and_the_lengths_are_too_many_to_exhaust(target):
+    (report,) = check(target, budget=300).targets
     assert (report.verdict, report.coverage.exhausted) == ("passed", False)
     assert report.coverage.depth >= 4
