@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from pagedkv.adapter import plain
 from pagedkv.declarations import Returns
 from pagedkv.engines.sglang_paged import DECLARES, SGLangPaged
+from pagedkv.engines.sglang_request import Req
 from pagedkv.engines.standing_in import standing_in
 from pagedkv.protocol import Request, Snapshot
 
@@ -26,46 +26,6 @@ with standing_in("torchvision", "transforms", "transforms.functional"):
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
-
-
-@dataclass(eq=False)
-class Kv:
-    """What the caches read and write of the engine's `ReqKvInfo`; no sliding window."""
-
-    req_pool_idx: int | None = None
-    cache_protected_len: int = 0
-    cache_inserted_len: int = 0
-    kv_committed_len: int = 0
-    swa_evict_floor: int = 0
-    holds_kv = property(lambda self: self.req_pool_idx is not None)
-
-    def get_evicted_seqlen(self, _component: object) -> int:
-        return 0
-
-    def swa_dead_lo(self, _page_size: int) -> int:
-        return self.cache_protected_len
-
-
-@dataclass(eq=False)
-class Req:
-    """What the caches read and write of the engine's `Req`."""
-
-    origin_input_ids: array[int]
-    extra_key: str | None
-    full_untruncated_fill_ids: array[int]
-    kv: Kv = field(default_factory=Kv)
-    prefix_len: int = 0
-    lock: Any = None
-    last_node: Any = None
-    cache_salt: str | None = None
-    priority: int | None = None
-
-    @classmethod
-    def of(cls, req: Request) -> Req:
-        """The engine's request for a prompt; its extra keys are strings."""
-        tokens = array("q", req.tokens)
-        extra = None if req.extra_key is None else str(req.extra_key)
-        return cls(tokens, extra, tokens)
 
 
 class SGLangRadix(SGLangPaged):
@@ -225,9 +185,9 @@ class SGLangRadix(SGLangPaged):
             self._free_key(),
             *plain(sorted(found, key=lambda node: node[:2])),
             (tree.evictable_size_, tree.protected_size_),
-            self.live_key(names, lambda req: (*self.row(req), *_prompt(self.live[req]))),
+            self.live_key(names, self._progress),
         )
 
-
-def _prompt(made: Req) -> tuple[int, int]:
-    return made.kv.cache_protected_len, len(made.origin_input_ids)
+    def _progress(self, req: Request) -> Hashable:
+        made = self.live[req]
+        return *self.row(req), made.kv.cache_protected_len, len(made.origin_input_ids)
