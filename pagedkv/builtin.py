@@ -313,6 +313,13 @@ BUILTINS: tuple[Builtin, ...] = (
         _EXLLAMAV3,
     ),
     Builtin(
+        "exllamav3-partly",
+        "pagedkv.engines.exllamav3_prefix:ExLlamaV3Partly",
+        "The same with what is found in pages that are not full, and without the index.",
+        "exllamav3.generator.pagetable",
+        _EXLLAMAV3,
+    ),
+    Builtin(
         "max",
         "pagedkv.engines.max:MaxBlockManager",
         "MAX's BlockManager without its prefix cache, behind an adapter.",

@@ -67,7 +67,11 @@ class ExLlamaV3PageTable(Adapter[Job]):
 
     def allocate_for_prefill(self, req: Request) -> bool:
         job = self._engine.start(self._tokens(req))
-        return job is not None and self.holds(req, job)
+        if job is None:
+            return False
+        while not job.is_prefill_done():  # all of the prompt but its last token
+            job.prefill([])
+        return self.holds(req, job)
 
     def allocate_for_decode(self, req: Request) -> bool:
         (sequence,) = self.live[req].sequences
@@ -77,11 +81,9 @@ class ExLlamaV3PageTable(Adapter[Job]):
         return self.granted(req, 1)
 
     def computed(self, req: Request) -> None:
-        """A forward pass: the prompt but its last token, then that one as `iterate_gen` does."""
+        """The forward pass of the last token, as `iterate_gen` does it."""
         job = self.live[req]
         (sequence,) = job.sequences
-        while sequence.kv_position < len(sequence.sequence_ids) - 1:
-            job.prefill([])
         page = sequence.allocated_pages[sequence.kv_position // PAGE_SIZE]
         page.sequence[:, page.kv_position] = sequence.sequence_ids.torch()[0, -1]
         page.kv_position += 1

@@ -57,7 +57,7 @@ class Headless(Generator):  # type: ignore[misc]
         self.model = SimpleNamespace(
             caps={}, loaded_tp=False, output_device="cpu", prefill=_nothing_computed
         )
-        self.cache = Pages(self, pages, head_dim)
+        self.cache = Pages(self.model, pages, head_dim)
         self.pagetable, self.enable_defrag = PageTable(self, self.cache), True
         self.pending_jobs: list[Any] = []
         self.active_jobs: list[Any] = []
@@ -86,22 +86,16 @@ class Headless(Generator):  # type: ignore[misc]
 class Pages:
     """The cache of one layer: what `Cache` and the model are asked for."""
 
-    def __init__(self, engine: Headless, pages: int, head_dim: int) -> None:
-        self.engine, self.model, self.max_num_tokens = engine, engine.model, pages * PAGE_SIZE
+    def __init__(self, model: Any, pages: int, head_dim: int) -> None:
+        self.model, self.max_num_tokens = model, pages * PAGE_SIZE
         self.tensor = torch.zeros(pages, PAGE_SIZE, head_dim)
 
     def get_all_tensors(self) -> list[torch.Tensor]:
         return [self.tensor]
 
     def copy_page(self, target: Pages, source: int, to: int, tokens: int) -> None:
-        """Copy the first tokens of a page that is held, or kept whole.
-
-        Those of other pages are taken to be computed again: whoever drives an adapter knows that
-        a free block holds nothing, and there is no word for one that is kept and not whole.
-        """
-        page = next(p for p in self.engine.pagetable.all_pages if p.page_index == source)
-        if page.ref_count or is_whole(page):
-            target.tensor[to, :tokens] = self.tensor[source, :tokens]
+        """Copy the first tokens of a page, as `CacheLayer_fp16` does."""
+        target.tensor[to, :tokens] = self.tensor[source, :tokens]
 
 
 def is_whole(page: CachePage) -> bool:

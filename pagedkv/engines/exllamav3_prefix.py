@@ -14,7 +14,7 @@ from pagedkv.protocol import Request, Snapshot
 class ExLlamaV3Prefix(ExLlamaV3PageTable):
     """The same with jobs that find each other's pages, as they do when their tokens are the same.
 
-    Pages that are not full are matched too; what is found in them counts as computed again.
+    Tokens that are found in a page that is not whole are counted as computed again.
     """
 
     declares = replace(DECLARES, abilities=frozenset({"prefix"}))
@@ -28,21 +28,15 @@ class ExLlamaV3Prefix(ExLlamaV3PageTable):
 
     def snapshot(self) -> Snapshot:
         """All that the page table keeps, live; the index has the pages that are whole."""
-        table, shown = self._engine.pagetable, super().snapshot()
-        found = {
-            key.hex(): page
+        table = self._engine.pagetable
+        index = {
+            key.hex(): page.page_index
             for pages in (table.referenced_pages, table.unreferenced_pages)
             for key, page in pages.items()
             if is_whole(page)
         }
-        cached = {page.page_index for page in found.values() if not page.ref_count}
-        return replace(
-            shown,
-            free_blocks=[block for block in shown.free_blocks or () if block not in cached],
-            num_free=table.num_unreferenced_pages() - len(cached),
-            cached=cached,
-            index={key: page.page_index for key, page in found.items()},
-        )
+        kept = {page.page_index for page in table.unreferenced_pages.values() if is_whole(page)}
+        return replace(_keeping(super().snapshot(), kept), index=index)
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on: the same, and all that a prompt is compared with."""
@@ -55,3 +49,28 @@ class ExLlamaV3Prefix(ExLlamaV3PageTable):
         )
 
     clone = Adapter.twin
+
+
+class ExLlamaV3Partly(ExLlamaV3Prefix):
+    """The same with what is found in pages that are not whole: its tokens are copied, and count.
+
+    Such pages are kept for reuse too. They are in no index, so that none is shown.
+    """
+
+    state_key, clone = ExLlamaV3Prefix.state_key, Adapter.twin
+
+    def cached_tokens(self, req: Request) -> int:
+        copied: int = self.live[req].cached_tokens
+        return super().cached_tokens(req) + copied
+
+    def snapshot(self) -> Snapshot:
+        """All that the page table keeps, live; what holds tokens and is unreferenced is cached."""
+        pages = self._engine.pagetable.unreferenced_pages.values()
+        kept = {page.page_index for page in pages if page.kv_position}
+        return _keeping(ExLlamaV3PageTable.snapshot(self), kept)
+
+
+def _keeping(shown: Snapshot, kept: set[int]) -> Snapshot:
+    """The snapshot in which these unreferenced pages are not free but cached."""
+    free = [page for page in shown.free_blocks or () if page not in kept]
+    return replace(shown, free_blocks=free, num_free=(shown.num_free or 0) - len(kept), cached=kept)

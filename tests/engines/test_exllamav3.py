@@ -17,7 +17,7 @@ import torch
 from pagedkv import check
 from pagedkv.engines.exllamav3 import ExLlamaV3PageTable
 from pagedkv.engines.exllamav3_headless import Compiled, is_whole
-from pagedkv.engines.exllamav3_prefix import ExLlamaV3Prefix
+from pagedkv.engines.exllamav3_prefix import ExLlamaV3Partly, ExLlamaV3Prefix
 from pagedkv.protocol import Request, Snapshot
 
 NAMES = {r: r for r in range(8)}
@@ -115,7 +115,7 @@ def test_jobs_of_the_same_tokens_share_no_page():
     assert (first.block_table, second.block_table) == ([0, 1], [2, 3])
     manager.release_request(first)
     assert manager.allocate_for_prefill(first)
-    assert manager.live[first].sequences[0].kv_position == 0
+    assert manager.live[first].cached_pages == 0
 
 
 def test_pages_are_handed_out_in_the_order_that_the_snapshot_shows():
@@ -288,27 +288,30 @@ def test_the_longest_unheld_sequence_is_evicted_first_from_its_end():
     assert manager.snapshot().cached == {0, 2}
 
 
-def test_a_page_that_is_not_whole_is_matched_and_its_first_tokens_are_copied():
-    manager = ExLlamaV3Prefix(3, PAGE, 1)
+@pytest.mark.parametrize("held", [True, False])
+def test_a_page_that_is_not_whole_is_matched_and_its_first_tokens_are_copied(held):
+    manager = ExLlamaV3Partly(3, PAGE, 1)
     first = put(manager, 0, [0] * 100)
-    manager.physical_kv_cache[first.block_table[0], :, 0] = torch.arange(256.0)
+    (source,) = first.block_table
+    manager.physical_kv_cache[source, :, 0] = torch.arange(256.0)
+    if not held:
+        manager.release_request(first)
+        assert manager.snapshot().cached == {source}
     second = put(manager, 1, [0] * 60 + [1] + [0] * 20)
-    job = manager.live[second]
-    assert (second.found, job.cached_tokens) == (0, 60)
+    assert second.found == 60
     copied = manager.physical_kv_cache[second.block_table[0], :, 0]
     assert copied.tolist() == [*map(float, range(60)), *[0.0] * 196]
 
 
-@pytest.mark.parametrize(("held", "copied"), [(True, 99), (False, 0)])
-def test_only_a_page_that_is_held_or_whole_has_something_to_copy(held, copied):
-    manager = ExLlamaV3Prefix(3, PAGE, 1)
-    first = put(manager, 0, [0] * 100)
-    manager.physical_kv_cache[first.block_table[0]] = 1
-    if not held:
-        manager.release_request(first)
-    second = put(manager, 1, [0] * 100)
-    assert manager.live[second].cached_tokens == 99
-    assert manager.physical_kv_cache[second.block_table[0]].sum() == copied
+def test_what_is_found_in_a_page_that_is_not_whole_counts_where_no_index_is_shown():
+    found = []
+    for make in (ExLlamaV3Prefix, ExLlamaV3Partly):
+        manager = make(5, PAGE, 1)
+        put(manager, 0, [0] * 300)
+        found.append(put(manager, 1, [0] * 300).found)
+        shown = manager.snapshot()
+        assert (shown.index is None) == (make is ExLlamaV3Partly)
+    assert found == [256, 256 + 43]
 
 
 def test_an_idle_page_table_moves_contents_with_its_pages():
@@ -348,7 +351,7 @@ def test_the_key_has_all_that_a_prompt_is_compared_with(what):
 # ------------------------------------------------------------------------------ the verdict
 
 
-@pytest.mark.parametrize("target", ["exllamav3", "exllamav3-prefix"])
+@pytest.mark.parametrize("target", ["exllamav3", "exllamav3-prefix", "exllamav3-partly"])
 def test_nothing_breaks_and_the_lengths_are_too_many_to_exhaust(target):
     (report,) = check(target, budget=300).targets
     assert (report.verdict, report.coverage.exhausted) == ("passed", False)
