@@ -1,16 +1,17 @@
-"""TokenSpeed's scheduler, which moves all requests at once, by plans.
+"""TokenSpeed's scheduler, which moves all requests at once, by plans; its prefix cache is on.
 
 A plan decodes every running request, but one that is told to reserve no tokens for it
 (`UpdateReserveNumTokens`, as for a step of which nothing was accepted) takes no pages. So before
-each plan all requests are held but the one that is meant. A prefill takes two plans, since only
-decoding requests can be held: from then on a request holds a page for the token that comes next.
+each plan all requests are held but the one that is meant. Only decoding requests can be held, so
+that a prompt goes on to decoding once it is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from tokenspeed_scheduler import (
     AttnKind,
     CacheGroupConfig,
@@ -22,7 +23,7 @@ from tokenspeed_scheduler import (
     SchedulerConfig,
 )
 
-from pagedkv.adapter import Adapter, unpadded
+from pagedkv.adapter import Adapter, told_apart, unpadded
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
 from pagedkv.protocol import Request, Snapshot
 
@@ -31,24 +32,19 @@ GROUP = "full"
 DECLARES = Declarations(
     out_of_blocks=(Returns(False), Raises(ValueError, "exceeds cache capacity")),
     wrong_use=NOT_TRIED,
+    abilities=frozenset({"prefix"}),
     lookahead=1,
+    refuses_early=True,
     engine=True,
     because={
         "out_of_blocks": "Scheduler.next_execution_plan leaves out what it has no pages for; "
         "Scheduler.submit_requests raises for what the whole pool can't hold",
         "wrong_use": "Scheduler.advance promises nothing",
         "lookahead": "admission reserves decode_input_tokens, which is 1, beyond the prompt",
+        "refuses_early": "Scheduler.max_single_request_tokens leaves a page for a copied tail",
         "engine": "the scheduler can't be copied",
     },
 )
-
-
-def _event(kind: Any, request_id: str, **fields: object) -> Any:
-    event = kind()
-    event.request_id = request_id
-    for name, value in fields.items():
-        setattr(event, name, value)
-    return event
 
 
 class TokenSpeedScheduler(Adapter[str]):
@@ -62,7 +58,7 @@ class TokenSpeedScheduler(Adapter[str]):
         config.num_device_pages, config.max_batch_size = pages, pages
         config.num_host_pages = config.num_snapshot_pages = 1
         config.prefix_granularity, config.max_scheduled_tokens = self.block_size, 1 << 20
-        config.disable_l2_cache = config.disable_prefix_cache = True
+        config.disable_l2_cache = config.enable_kv_cache_events = True
         group = CacheGroupConfig(
             GROUP,
             self.block_size,
@@ -72,28 +68,40 @@ class TokenSpeedScheduler(Adapter[str]):
         )
         config.cache_groups = [group]
         self._engine = Scheduler(config)
-        self._tables: dict[str, list[int]] = {}  # as the last plan that names them has them
-        # Each page that was given back, in order, and whether it was full: for the key alone.
-        self._given_back: dict[int, bool] = {}
+        self.physical_kv_cache = torch.zeros(pages, self.block_size, self.head_dim)
         self._submitted = 0
+        self._prefilled: set[str] = set()  # names whose prompt is not computed yet
+        self._found: dict[str, int] = {}  # tokens that a prompt found
+        self._tables: dict[str, list[int]] = {}  # as the last plan that names them has them
+        # Pages that were once in a table, those given back or copied from last at the end; and
+        # the hashes of what is kept, as events tell.
+        self._used: dict[int, None] = {}
+        self._kept: dict[int, None] = {}
 
     def table(self, req: Request) -> list[int]:
         return self._tables[self.live[req]]
 
     def allocate_for_prefill(self, req: Request) -> bool:
         self._submitted += 1
-        name = str(self._submitted)
-        spec = RequestSpec()
-        # A first token of its own: even with the prefix cache off, equal full pages become one.
-        tokens = [self._submitted, *req.tokens[1:]]
-        spec.request_id, spec.tokens = name, tokens
+        name, spec = str(self._submitted), RequestSpec()
+        spec.request_id, spec.tokens = name, told_apart(req)
         self._engine.submit_requests([spec])
         if not self._plan(name):
             self._advance([_event(ForwardEvent.Abort, name)])
             return False
-        self.live[req] = name
-        self._plan(name)  # from prefilled to decoding
-        return self.granted(req)
+        self._prefilled.add(name)
+        return self.holds(req, name)
+
+    def computed(self, req: Request) -> None:
+        """A prompt goes on to decoding, by a step that is done again with its first token.
+
+        And a step of nobody, in which full pages are published, or given up for equal ones.
+        """
+        name = self.live[req]
+        if name in self._prefilled:
+            self._prefilled.remove(name)
+            self._plan(name, accepted=())
+        self._plan(None)
 
     def allocate_for_decode(self, req: Request) -> bool:
         name = self.live[req]
@@ -103,25 +111,34 @@ class TokenSpeedScheduler(Adapter[str]):
     def release_request(self, req: Request) -> None:
         name = self.lets_go(req)
         self._advance([_event(ForwardEvent.Finish, name)])
-        for logical, page in enumerate(self._tables.pop(name)):
-            self._given_back.pop(page, None)
-            self._given_back[page] = (logical + 1) * self.block_size <= req.seq_len
+        _to_the_end(self._used, self._tables.pop(name))
 
-    def _plan(self, meant: str) -> bool:
-        """Take a plan in which all others are held, and its results; whether `meant` is in it."""
+    def cached_tokens(self, req: Request) -> int:
+        """Whole pages, and of the page behind them as many tokens as were published."""
+        return self._found[self.live[req]]
+
+    def _plan(self, meant: str | None, accepted: Sequence[int] = (0,)) -> bool:
+        """Take a plan in which all others are held, and its results; whether `meant` is in it.
+
+        accepted: the tokens that `meant` gets in it; of none, its step is to be done again.
+        """
         self._advance(_reserve(name, 0) for name in self.live.values() if name != meant)
         plan = self._engine.next_execution_plan()
-        rows = {
-            name: row
-            for batch in plan.forward
-            for name, row in zip(batch.request_ids, batch.block_tables.get(GROUP, ()), strict=True)
-        }
+        for page in plan.pages_to_zero.get(GROUP, ()):
+            self.physical_kv_cache[page] = 0
+        for source, to in plan.pages_to_copy.get(GROUP, ()):
+            self.physical_kv_cache[to] = self.physical_kv_cache[source]
+            _to_the_end(self._used, [source])
+        rows: dict[str, list[int]] = {}
+        for batch in plan.forward:
+            rows |= zip(batch.request_ids, batch.block_tables.get(GROUP, ()), strict=True)
+            self._found |= zip(batch.request_ids, batch.extend_prefix_lens, strict=False)
         self._tables |= {name: unpadded(row) for name, row in rows.items()}
         self._tables |= {abort.request_id: [] for abort in plan.aborts}
         for req in self.live:
             self.granted(req)
         self._advance(
-            _event(ForwardEvent.ExtendResult, name, tokens=[0] if name == meant else [])
+            _event(ForwardEvent.ExtendResult, name, tokens=[*accepted] if name == meant else [])
             for name in rows
         )
         return meant in rows
@@ -131,25 +148,49 @@ class TokenSpeedScheduler(Adapter[str]):
         for event in events:
             execution.add_event(event)
         self._engine.advance(execution)
+        for told in self._engine.drain_kv_events():
+            for key in told.block_hashes:
+                self._kept.pop(key, None)
+                if told.kind == "BlockStored":
+                    self._kept[key] = None
 
     def snapshot(self) -> Snapshot:
-        """What can be seen: tables as the last plans had them, and how many pages are available."""
+        """What can be seen: tables as the last plans had them, and how many pages are available.
+
+        Which pages are kept for reuse can't: any that was once held may be.
+        """
+        held = {page for req in self.live for page in self.table(req)}
         return Snapshot(
             **self.of_live(),
             free_blocks=None,
             blocks=range(1, self.num_blocks + 1),
-            num_free=self._engine.available_lcm_blocks(),  # with one page to each, and cached ones
+            num_free=self._engine.available_lcm_blocks(),  # with one page to each, and kept ones
             reserved={0},
+            cached=self._used.keys() - held,
         )
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
-        """The order of the free pages can't be seen: it is taken to follow from the releases."""
-        engine, held = self._engine, {page for table in self._tables.values() for page in table}
+        """The order of free pages, and of eviction, is taken to follow from what is kept here."""
+        engine = self._engine
         return (
             (engine.available_lcm_blocks(), engine.empty_lcm_blocks(), engine.active_lcm_blocks()),
-            tuple((page, full) for page, full in self._given_back.items() if page not in held),
+            (engine.tail_entries(), tuple(self._kept), tuple(self._used)),
             self.live_key(names),
         )
+
+
+def _to_the_end(order: dict[int, None], keys: Iterable[int]) -> None:
+    for key in keys:
+        order.pop(key, None)
+        order[key] = None
+
+
+def _event(kind: Any, request_id: str, **fields: object) -> Any:
+    event = kind()
+    event.request_id = request_id
+    for name, value in fields.items():
+        setattr(event, name, value)
+    return event
 
 
 def _reserve(name: str, tokens: int) -> object:
