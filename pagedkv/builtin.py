@@ -336,7 +336,7 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin(
         "tokenspeed",
         "pagedkv.engines.tokenspeed:TokenSpeedScheduler",
-        "TokenSpeed's scheduler, one request at a time by plans that hold the others; prefix cache on.",
+        "TokenSpeed's scheduler, one request at a time by plans that hold the others.",
         "tokenspeed_scheduler",
         "pip install tokenspeed-scheduler==0.1.42",
     ),

@@ -1,33 +1,26 @@
 """TokenSpeed's scheduler, which moves all requests at once, by plans; its prefix cache is on.
 
-A plan decodes every running request, but one that is told to reserve no tokens for it
-(`UpdateReserveNumTokens`, as for a step of which nothing was accepted) takes no pages. So before
-each plan all requests are held but the one that is meant. Only decoding requests can be held, so
-that a prompt goes on to decoding once it is computed.
+Only decoding requests can be held back from a plan, so that a prompt goes on to decoding once it
+is computed: from then on it has a page for the token that comes next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
-from tokenspeed_scheduler import (
-    AttnKind,
-    CacheGroupConfig,
-    CacheTransferPolicy,
-    ExecutionEvent,
-    ForwardEvent,
-    RequestSpec,
-    Scheduler,
-    SchedulerConfig,
-)
 
 from pagedkv.adapter import Adapter, told_apart, unpadded
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
+from pagedkv.engines.tokenspeed_plans import (
+    abort,
+    finish,
+    let_grow,
+    next_plan,
+    scheduler,
+    submit,
+)
 from pagedkv.protocol import Request, Snapshot
-
-GROUP = "full"
 
 DECLARES = Declarations(
     out_of_blocks=(Returns(False), Raises(ValueError, "exceeds cache capacity")),
@@ -54,20 +47,7 @@ class TokenSpeedScheduler(Adapter[str]):
 
     def start(self) -> None:
         pages = self.num_blocks + 1  # page 0 is for padding
-        config = SchedulerConfig()
-        config.num_device_pages, config.max_batch_size = pages, pages
-        config.num_host_pages = config.num_snapshot_pages = 1
-        config.prefix_granularity, config.max_scheduled_tokens = self.block_size, 1 << 20
-        config.disable_l2_cache = config.enable_kv_cache_events = True
-        group = CacheGroupConfig(
-            GROUP,
-            self.block_size,
-            pages,
-            AttnKind.Full,
-            transfer_policy=CacheTransferPolicy.FullSuffix,
-        )
-        config.cache_groups = [group]
-        self._engine = Scheduler(config)
+        self._engine = scheduler(pages, self.block_size)
         self.physical_kv_cache = torch.zeros(pages, self.block_size, self.head_dim)
         self._submitted = 0
         self._prefilled: set[str] = set()  # names whose prompt is not computed yet
@@ -83,11 +63,11 @@ class TokenSpeedScheduler(Adapter[str]):
 
     def allocate_for_prefill(self, req: Request) -> bool:
         self._submitted += 1
-        name, spec = str(self._submitted), RequestSpec()
-        spec.request_id, spec.tokens = name, told_apart(req)
-        self._engine.submit_requests([spec])
+        name = str(self._submitted)
+        submit(self._engine, name, told_apart(req))
         if not self._plan(name):
-            self._advance([_event(ForwardEvent.Abort, name)])
+            abort(self._engine, name)
+            self._listen()
             return False
         self._prefilled.add(name)
         return self.holds(req, name)
@@ -104,55 +84,47 @@ class TokenSpeedScheduler(Adapter[str]):
         self._plan(None)
 
     def allocate_for_decode(self, req: Request) -> bool:
-        name = self.live[req]
-        self._advance([_reserve(name, 1)])
-        return self._plan(name) and self.granted(req, 1)
+        let_grow(self._engine, self.live[req])
+        return self._plan(self.live[req]) and self.granted(req, 1)
 
     def release_request(self, req: Request) -> None:
         name = self.lets_go(req)
-        self._advance([_event(ForwardEvent.Finish, name)])
-        _to_the_end(self._used, self._tables.pop(name))
+        finish(self._engine, name)
+        self._last(*self._tables.pop(name))
+        self._listen()
 
     def cached_tokens(self, req: Request) -> int:
         """Whole pages, and of the page behind them as many tokens as were published."""
         return self._found[self.live[req]]
 
     def _plan(self, meant: str | None, accepted: Sequence[int] = (0,)) -> bool:
-        """Take a plan in which all others are held, and its results; whether `meant` is in it.
-
-        accepted: the tokens that `meant` gets in it; of none, its step is to be done again.
-        """
-        self._advance(_reserve(name, 0) for name in self.live.values() if name != meant)
-        plan = self._engine.next_execution_plan()
-        for page in plan.pages_to_zero.get(GROUP, ()):
+        """Take a plan for one request, and do what it says; whether the request is in it."""
+        held = [name for name in self.live.values() if name != meant]
+        plan = next_plan(self._engine, held, meant, accepted)
+        for page in plan.zeroed:
             self.physical_kv_cache[page] = 0
-        for source, to in plan.pages_to_copy.get(GROUP, ()):
+        for source, to in plan.copied:
             self.physical_kv_cache[to] = self.physical_kv_cache[source]
-            _to_the_end(self._used, [source])
-        rows: dict[str, list[int]] = {}
-        for batch in plan.forward:
-            rows |= zip(batch.request_ids, batch.block_tables.get(GROUP, ()), strict=True)
-            self._found |= zip(batch.request_ids, batch.extend_prefix_lens, strict=False)
-        self._tables |= {name: unpadded(row) for name, row in rows.items()}
-        self._tables |= {abort.request_id: [] for abort in plan.aborts}
+            self._last(source)
+        self._found |= plan.found
+        self._tables |= {name: unpadded(row) for name, row in plan.rows.items()}
+        self._tables |= {name: [] for name in plan.lost}
         for req in self.live:
             self.granted(req)
-        self._advance(
-            _event(ForwardEvent.ExtendResult, name, tokens=[*accepted] if name == meant else [])
-            for name in rows
-        )
-        return meant in rows
+        self._listen()
+        return meant in plan.rows
 
-    def _advance(self, events: Iterable[object]) -> None:
-        execution = ExecutionEvent()
-        for event in events:
-            execution.add_event(event)
-        self._engine.advance(execution)
+    def _listen(self) -> None:
         for told in self._engine.drain_kv_events():
             for key in told.block_hashes:
                 self._kept.pop(key, None)
                 if told.kind == "BlockStored":
                     self._kept[key] = None
+
+    def _last(self, *pages: int) -> None:
+        for page in pages:
+            self._used.pop(page, None)
+            self._used[page] = None
 
     def snapshot(self) -> Snapshot:
         """What can be seen: tables as the last plans had them, and how many pages are available.
@@ -177,22 +149,3 @@ class TokenSpeedScheduler(Adapter[str]):
             (engine.tail_entries(), tuple(self._kept), tuple(self._used)),
             self.live_key(names),
         )
-
-
-def _to_the_end(order: dict[int, None], keys: Iterable[int]) -> None:
-    for key in keys:
-        order.pop(key, None)
-        order[key] = None
-
-
-def _event(kind: Any, request_id: str, **fields: object) -> Any:
-    event = kind()
-    event.request_id = request_id
-    for name, value in fields.items():
-        setattr(event, name, value)
-    return event
-
-
-def _reserve(name: str, tokens: int) -> object:
-    fields = {"reserve_num_tokens_in_next_schedule_event": tokens}
-    return _event(ForwardEvent.UpdateReserveNumTokens, name, **fields)
