@@ -74,7 +74,7 @@ class _Twins:
 
     def _object(self, value: Any, kind: type) -> Any:
         try:
-            twin = object.__new__(kind)
+            twin: Any = object.__new__(kind)
         except TypeError:  # of a compiled class
             return copy.deepcopy(value, self._made)
         self._made[id(value)] = twin

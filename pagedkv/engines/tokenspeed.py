@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-import torch
+import numpy as np
 
 from pagedkv.adapter import Adapter, told_apart, unpadded
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
@@ -48,7 +48,7 @@ class TokenSpeedScheduler(Adapter[str]):
     def start(self) -> None:
         pages = self.num_blocks + 1  # page 0 is for padding
         self._engine = scheduler(pages, self.block_size)
-        self.physical_kv_cache = torch.zeros(pages, self.block_size, self.head_dim)
+        self.physical_kv_cache = np.zeros((pages, self.block_size, self.head_dim), np.float32)
         self._submitted = 0
         self._prefilled: set[str] = set()  # names whose prompt is not computed yet
         self._found: dict[str, int] = {}  # tokens that a prompt found

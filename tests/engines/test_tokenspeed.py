@@ -45,7 +45,9 @@ def write(manager: TokenSpeedScheduler, request: Request) -> None:
 
 def read(manager: TokenSpeedScheduler, request: Request) -> list[float]:
     size, cache = manager.block_size, manager.physical_kv_cache
-    return [float(cache[request.block_table[p // size], p % size]) for p in range(request.seq_len)]
+    return [
+        float(cache[request.block_table[p // size], p % size, 0]) for p in range(request.seq_len)
+    ]
 
 
 def everything(manager: TokenSpeedScheduler, *requests: Request) -> tuple[object, ...]:
