@@ -150,7 +150,7 @@ def plain(*values: Any) -> tuple[Hashable, ...]:
     return tuple([_plain(value) for value in values])
 
 
-def _plain(value: Any) -> Hashable:
+def _plain(value: Any) -> Any:
     if value is None or isinstance(value, int | str | bytes):
         return value
     if isinstance(value, Mapping):

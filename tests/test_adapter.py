@@ -113,6 +113,12 @@ def test_the_key_of_live_requests_calls_them_by_their_names_in_the_order_of_name
         names = {name: i for i, name in enumerate(order)}
         keys.append(manager.live_key(names, lambda req: len(req.tokens)))
     assert keys == [((0, 1, 1, 0), (1, 1, 1, 1))] * 2
+
+
+def test_requests_without_a_name_are_told_apart_by_their_ids():
+    manager = Mine(4, 1, 1)
+    for name in (9, 4):
+        manager.allocate_for_prefill(Request(name, 1))
     assert manager.live_key({}) == ((-10, 1, (), 0), (-5, 1, (), 1))
 
 
@@ -160,7 +166,7 @@ class Lossy:
 class Slotted:
     __slots__ = ("__private", "value")
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: list[int]) -> None:
         self.value, self.__private = value, [3]
 
     @property
@@ -169,6 +175,7 @@ class Slotted:
 
 
 class OneSlot(Slotted):
+    more: list[int]
     __slots__ = "more"  # noqa: PLC0205 - one name alone, as Python has it
 
 

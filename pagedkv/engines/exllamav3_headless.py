@@ -41,6 +41,8 @@ from exllamav3.generator.job import Job  # noqa: E402
 from exllamav3.generator.pagetable import CachePage, PageTable, is_content_hash  # noqa: E402
 from exllamav3.generator.sampler import DefaultSampler  # noqa: E402
 
+__all__ = ["PAGE_SIZE", "Headless", "Job", "is_content_hash", "is_whole"]
+
 SAMPLER = DefaultSampler()
 """One for all jobs: making one takes half as long as the rest of a job."""
 
@@ -100,7 +102,7 @@ class Pages:
 
 def is_whole(page: CachePage) -> bool:
     """Whether a page is found by its content, as `get_live_page` asks; changes nothing."""
-    return page.kv_position == PAGE_SIZE and is_content_hash(page.phash)
+    return bool(page.kv_position == PAGE_SIZE and is_content_hash(page.phash))
 
 
 def _nothing_computed(**_: object) -> None:

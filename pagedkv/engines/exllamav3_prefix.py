@@ -72,5 +72,9 @@ class ExLlamaV3Partly(ExLlamaV3Prefix):
 
 def _keeping(shown: Snapshot, kept: set[int]) -> Snapshot:
     """The snapshot in which these unreferenced pages are not free but cached."""
-    free = [page for page in shown.free_blocks or () if page not in kept]
-    return replace(shown, free_blocks=free, num_free=(shown.num_free or 0) - len(kept), cached=kept)
+    return replace(
+        shown,
+        free_blocks=tuple(page for page in shown.free_blocks or () if page not in kept),
+        num_free=(shown.num_free or 0) - len(kept),
+        cached=frozenset(kept),
+    )

@@ -116,11 +116,10 @@ class SGLangPaged(Adapter[Any]):
 
     def _withheld(self) -> list[int] | None:
         """The pages that were freed inside the open group, as they will be; None outside any."""
-        slots, pages = self._allocator.free_group, ()
+        slots = self._allocator.free_group
         if slots is None:
             return None
-        if self.block_size > 1:
-            pages = self._allocator.free_page_ids_group
+        pages = self._allocator.free_page_ids_group if self.block_size > 1 else []
         held = [slot // self.block_size for freed in slots for slot in freed.tolist()]
         return held + [page for freed in pages for page in freed.tolist()]
 

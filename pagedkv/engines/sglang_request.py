@@ -1,6 +1,6 @@
 """What SGLang's caches read and write of a request of its scheduler.
 
-The scheduler's own class can't be imported without a GPU's kernels.
+The scheduler's own classes come with the whole engine.
 """
 
 from __future__ import annotations
