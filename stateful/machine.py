@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from hypothesis.strategies import SearchStrategy, just, none, runner, sampled_from
+from hypothesis.strategies import DrawFn, composite, none, runner, sampled_from
 
 from pagedkv.abilities import AbilityName
 from pagedkv.specs.catalogue import PROPERTIES, offered, ops_of
@@ -41,6 +42,13 @@ __all__ = [
 ]
 
 Offers = dict[str, list[Command]]
+
+SHARES = 1 << 16
+"""Of so many equal shares one is drawn, whatever the number of commands on offer.
+
+So one strategy serves all steps: making one, its label and what Hypothesis asks of it once takes
+longer than all that is drawn from it. The first share is the simplest command.
+"""
 
 
 class Falsified(AssertionError):
@@ -71,7 +79,7 @@ class _Spent(KeyboardInterrupt):
 
 @dataclass(slots=True)
 class _Run:
-    """What all examples of one machine share. `history` is that of the latest example."""
+    """What all examples of one machine share. `driver` and `history` are the latest example's."""
 
     make: Make
     judge: Judge | None
@@ -81,6 +89,7 @@ class _Run:
     deadline: float | None = None
     examples: int = 0
     steps: int = 0
+    driver: _Driver | None = None
     history: list[Command] = field(default_factory=list)
     histories: list[tuple[Geometry, list[Command]]] = field(default_factory=list)
     falsified: Falsified | None = None
@@ -90,6 +99,12 @@ class _Run:
         if not self.geometries:
             self.geometries = drivable(self.make)
         return self.geometries
+
+    def pick(self, op: str, share: int) -> Command:
+        """The command of this op that stands where `share` of `SHARES` of those on offer end."""
+        assert self.driver is not None, "only what has begun offers any"
+        commands = self.driver.ordered(op)
+        return commands[share * len(commands) // SHARES]
 
     def judge_of(self, world: System) -> Judge:
         """The one judge."""
@@ -125,7 +140,7 @@ class _Driver(RuleBasedStateMachine):
         run = self.run
         run.watch()
         run.examples += 1
-        run.history = self.commands
+        run.driver, run.history = self, self.commands
         run.histories.append((geometry, self.commands))
         self.geometry = geometry
         self.world = run.make(geometry)
@@ -148,6 +163,10 @@ class _Driver(RuleBasedStateMachine):
         self.offers = self._candidates
         if isinstance(step.expected, Refuse):
             self.offers = _without_wrong_use(self.offers, world.state) or self.offers
+
+    def ordered(self, op: str) -> list[Command]:
+        """The commands of this op on offer, in the order to draw them from."""
+        return boundary_first(self.offers[op], self.world.state)
 
     def _fail_on(self, violations: list[Violation]) -> None:
         run = self.run
@@ -173,25 +192,17 @@ def _without_wrong_use(offers: Offers, state: State) -> Offers:
     }
 
 
-def _narrowed(
-    geometries: Sequence[Geometry], names: Sequence[str] = ("num_blocks", "block_size", "head_dim")
-) -> SearchStrategy[Geometry]:
+@composite
+def _geometries(draw: DrawFn) -> Geometry:
     """One number after the other, so that each can shrink for itself."""
-    if not names:
-        return just(geometries[0])
-    name, rest = names[0], names[1:]
-
-    def with_value(value: int) -> SearchStrategy[Geometry]:
-        return _narrowed([g for g in geometries if getattr(g, name) == value], rest)
-
-    return sampled_from(sorted({getattr(g, name) for g in geometries})).flatmap(with_value)
+    left = draw(runner()).run.possible()
+    for name in ("num_blocks", "block_size", "head_dim"):
+        value = draw(sampled_from(sorted({getattr(geometry, name) for geometry in left})))
+        left = [geometry for geometry in left if getattr(geometry, name) == value]
+    return left[0]
 
 
-def _geometries(machine: _Driver) -> SearchStrategy[Geometry]:
-    return _narrowed(machine.run.possible())
-
-
-@initialize(geometry=runner().flatmap(_geometries))
+@initialize(geometry=_geometries())
 def start(self: _Driver, geometry: Geometry) -> None:
     """A fresh pool."""
     self.begin(geometry)
@@ -209,28 +220,24 @@ def stop(self: _Driver, over: None) -> None:
     """Where no command makes sense any more, the history is over."""
 
 
-def _rule_of(op: str) -> Callable[[_Driver, Command], None]:
+def _rule_of(op: str, run: _Run) -> Callable[[_Driver, Command], None]:
     def is_offered(machine: _Driver) -> bool:
         return op in machine.offers
-
-    def choices(machine: _Driver) -> SearchStrategy[Command]:
-        commands = boundary_first(machine.offers[op], machine.world.state)
-        # An index, since drawing from the commands themselves hashes each of them.
-        return sampled_from(range(len(commands))).map(commands.__getitem__)
 
     def act(self: _Driver, command: Command) -> None:
         self.act(command)
 
     act.__name__ = act.__qualname__ = op.replace("-", "_")
     made: Callable[[_Driver, Command], None] = precondition(is_offered)(
-        rule(command=runner().flatmap(choices))(act)
+        # Not a function of its own, or a failure would be shown as a call of it.
+        rule(command=sampled_from(range(SHARES)).map(partial(run.pick, op)))(act)
     )
     return made
 
 
 def _machine(run: _Run, abilities: Set[AbilityName]) -> type[RuleBasedStateMachine]:
     # A rule that is never possible would cost draws, and change what the others shrink to.
-    rules: Mapping[str, Any] = {f"rule_{op}": _rule_of(op) for op in ops_of(abilities)}
+    rules: Mapping[str, Any] = {f"rule_{op}": _rule_of(op, run) for op in ops_of(abilities)}
     body = {"__module__": __name__, "run": run, "start": start, "stop": stop, **rules}
     return type("Machine", (_Driver,), body)
 
