@@ -207,3 +207,4 @@ def test_the_key_tells_apart_the_order_in_which_pages_came_back():
 def test_the_scope_of_engines_is_exhausted_and_nothing_breaks():
     (report,) = check("tokenspeed", budget=300).targets
     assert (report.verdict, report.coverage.exhausted) == ("passed", True)
+    assert (report.coverage.states, report.coverage.transitions) == (2501, 10457)
