@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
@@ -32,6 +32,10 @@ DECLARES = Declarations(
         "engine": "alloc_extend_naive is some thirty small tensor operations",
     },
 )
+
+
+Slots: TypeAlias = Any
+"""A tensor of slots, or None: there are too few."""
 
 
 class SGLangPaged(Adapter[Any]):
@@ -81,22 +85,28 @@ class SGLangPaged(Adapter[Any]):
 
     def allocate_for_decode(self, req: Request) -> object:
         if self.block_size == 1:
-            return self._grow(req, self._allocator.alloc(1))
+            return self._grow(req, self._alloc(1))
         length, last = torch.tensor([req.seq_len + 1]), torch.tensor(self.row(req)[-1:])
-        return self._grow(req, self._allocator.alloc_decode(length, length, last))
+        return self._grow(req, self._alloc_decode(length, length, last))
 
-    def _extend(self, row: list[int], count: int) -> torch.Tensor | None:
-        """So many slots more behind those of a row, as `alloc_for_extend` asks; None is "no"."""
-        slots: torch.Tensor | None
+    def _extend(self, row: list[int], count: int) -> Slots:
+        """So many slots more behind those of a row, as `alloc_for_extend` asks."""
         if self.block_size == 1:
-            slots = self._allocator.alloc(count)
-            return slots
+            return self._alloc(count)
         before, after = torch.tensor([len(row)]), torch.tensor([len(row) + count])
         last = torch.tensor(row[-1:] or [-1])
-        slots = self._allocator.alloc_extend(before, before, after, after, last, count)
-        return slots
+        return self._alloc_extend(before, before, after, after, last, count)
 
-    def _grow(self, req: Request, slots: torch.Tensor | None) -> object:
+    def _alloc(self, count: int) -> Slots:
+        return self._allocator.alloc(count)
+
+    def _alloc_extend(self, *asked: object) -> Slots:
+        return self._allocator.alloc_extend(*asked)
+
+    def _alloc_decode(self, *asked: object) -> Slots:
+        return self._allocator.alloc_decode(*asked)
+
+    def _grow(self, req: Request, slots: Slots) -> object:
         if slots is None:
             return None
         self.live[req] += slots.tolist()

@@ -15,7 +15,7 @@ import torch
 
 from pagedkv.adapter import plain
 from pagedkv.declarations import Returns
-from pagedkv.engines.sglang_paged import DECLARES, SGLangPaged
+from pagedkv.engines.sglang_paged import DECLARES, SGLangPaged, Slots
 from pagedkv.engines.sglang_request import Req
 from pagedkv.engines.standing_in import standing_in
 from pagedkv.protocol import Request, Snapshot
@@ -77,9 +77,9 @@ class SGLangRadix(SGLangPaged):
             return False
         self._rows.alloc([made])
         self.live[req] = made
-        self._write(req, tree.prefix_device_indices(made))
+        self._grow(req, tree.prefix_device_indices(made))
         made.kv.cache_protected_len = made.prefix_len
-        return self._take(req, wanted)
+        return self._grow(req, self._extend(self.row(req), wanted))
 
     def computed(self, req: Request) -> None:
         """After the forward pass of a prompt the scheduler calls `checkpoint_kv_cache`."""
@@ -88,40 +88,32 @@ class SGLangRadix(SGLangPaged):
             self._tree.checkpoint(made, up_to=made.kv.kv_committed_len)
             self.granted(req)
 
-    def allocate_for_append(self, req: Request, count: int) -> bool:
+    def allocate_for_append(self, req: Request, count: int) -> object:
         """As for a speculative decode, whose slots are reserved before it is verified."""
-        return self._fits(req, count) and self._take(req, count)
+        return self._fits(req, count) and super().allocate_for_append(req, count)
 
-    def allocate_for_decode(self, req: Request) -> bool:
-        if not self._fits(req, 1):
-            return False
-        if self.block_size == 1:
-            return self._take(req, 1)
-        length, last = torch.tensor([req.seq_len + 1]), torch.tensor(self.row(req)[-1:])
-        slots = allocation.alloc_paged_token_slots_decode(self._tree, length, length, last)
-        return self._write(req, slots)
+    def allocate_for_decode(self, req: Request) -> object:
+        return self._fits(req, 1) and super().allocate_for_decode(req)
 
     def _fits(self, req: Request, count: int) -> bool:
         """Ask as `check_decode_mem` does: for the pages that so many tokens more will begin."""
-        size, row = self.block_size, self.row(req)
-        pages = -(-(len(row) + count) // size) - -(-len(row) // size)
+        held = len(self.row(req))
+        pages = self.blocks_for(held + count) - self.blocks_for(held)
         fits: bool = self._allocator.check_decode_capacity(
-            num_tokens=pages * size, tree_cache=self._tree
+            num_tokens=pages * self.block_size, tree_cache=self._tree
         )
         return fits
 
-    def _take(self, req: Request, count: int) -> bool:
-        if self.block_size == 1:
-            return self._write(req, allocation.alloc_token_slots(self._tree, count))
-        row = self.row(req)
-        before, after = torch.tensor([len(row)]), torch.tensor([len(row) + count])
-        last = torch.tensor(row[-1:] or [-1])
-        slots = allocation.alloc_paged_token_slots_extend(
-            self._tree, before, before, after, after, last, count
-        )
-        return self._write(req, slots)
+    def _alloc(self, count: int) -> Slots:
+        return allocation.alloc_token_slots(self._tree, count)
 
-    def _write(self, req: Request, slots: torch.Tensor) -> bool:
+    def _alloc_extend(self, *asked: object) -> Slots:
+        return allocation.alloc_paged_token_slots_extend(self._tree, *asked)
+
+    def _alloc_decode(self, *asked: object) -> Slots:
+        return allocation.alloc_paged_token_slots_decode(self._tree, *asked)
+
+    def _grow(self, req: Request, slots: Slots) -> bool:
         kv = self.live[req].kv
         start, end = kv.kv_committed_len, kv.kv_committed_len + len(slots)
         self._rows.write((kv.req_pool_idx, slice(start, end)), slots.to(torch.int32))
