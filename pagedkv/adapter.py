@@ -129,7 +129,9 @@ class Adapter(Generic[Theirs]):
 
 def unpadded(row: Sequence[int]) -> list[int]:
     """A row of a table up to its last block; -1 pads it, and shows where it is a hole."""
-    used = max((i + 1 for i, block in enumerate(row) if block != -1), default=0)
+    used = len(row)
+    while used and row[used - 1] == -1:
+        used -= 1
     return [*row[:used]]
 
 
@@ -142,19 +144,23 @@ def told_apart(req: Request) -> list[int]:
     return [req.tokens[0] + 2 * int(extra or 0), *req.tokens[1:]]
 
 
-def plain(*values: Any) -> tuple[Hashable, ...]:
+_ATOMS = frozenset({int, bool, str, bytes, type(None)})
+
+
+def plain(*values: Any) -> tuple[Any, ...]:
     """The values as nested tuples, for a `state_key`; changes nothing.
 
     Sequences, tensors and mappings keep their order, which is state too; sets are sorted.
     """
-    return tuple([_plain(value) for value in values])
+    # Asked here and not in the call, since a key is taken of every state of a search.
+    return tuple([value if type(value) in _ATOMS else _plain(value) for value in values])
 
 
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, int | str | bytes):
-        return value
+def _plain(value: Any) -> tuple[Any, ...]:
+    if type(value) in (list, tuple):
+        return plain(*value)
     if isinstance(value, Mapping):
-        return tuple([(_plain(key), _plain(item)) for key, item in value.items()])
+        return tuple([plain(key, item) for key, item in value.items()])
     if isinstance(value, set | frozenset):
         return tuple(sorted(plain(*value)))
     return plain(*(value.tolist() if hasattr(value, "tolist") else value))

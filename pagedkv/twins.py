@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
@@ -47,8 +48,7 @@ class _Twins:
             return value
         twin = self._made.get(id(value))
         if twin is None:
-            copied = self._container if kind in _CONTAINERS else self._other
-            twin = self._made[id(value)] = copied(value, kind)
+            twin = self._made[id(value)] = _way_of(kind)(self, value, kind)
         return twin
 
     def _container(self, value: Any, kind: type) -> Any:
@@ -63,15 +63,6 @@ class _Twins:
             twin.extend([item if type(item) in _SAME else of(item) for item in value])
         return twin
 
-    def _other(self, value: Any, kind: type) -> Any:
-        if isinstance(value, type | Enum) or _is_torch(kind, "dtype", "device"):
-            return value
-        if _is_torch(kind, "Tensor"):
-            return value.detach().clone()
-        if kind is MethodType:
-            return MethodType(value.__func__, self.of(value.__self__))
-        return self._object(value, kind)
-
     def _object(self, value: Any, kind: type) -> Any:
         try:
             twin: Any = object.__new__(kind)
@@ -84,8 +75,19 @@ class _Twins:
         return twin
 
 
-def _is_torch(kind: type, *names: str) -> bool:
-    return kind.__module__ == "torch" and kind.__name__ in names
+@cache
+def _way_of(kind: type) -> Callable[[_Twins, Any, type], Any]:
+    """How objects of this class are copied."""
+    if kind in _CONTAINERS:
+        return _Twins._container
+    if kind is MethodType:
+        return lambda twins, value, _kind: MethodType(value.__func__, twins.of(value.__self__))
+    torch_s = kind.__name__ if kind.__module__ == "torch" else None
+    if torch_s == "Tensor":
+        return lambda _twins, value, _kind: value.detach().clone()
+    if issubclass(kind, type | Enum) or torch_s in ("dtype", "device"):
+        return lambda _twins, value, _kind: value
+    return _Twins._object
 
 
 def _fields(value: Any, kind: type) -> list[tuple[str, Any]]:
