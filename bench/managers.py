@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bench.engines import SIZE
 from bench.harness import Case, Group, Round, timed
-from bench.peers import MADE, SIZE, Ours, available
+from bench.peers import MADE, Ours, available
 from pagedkv import ArrayKVCacheManager
 
 BLOCKS, LIVE, TOKENS = 2**14, 512, 10 * SIZE

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bench.engines import SIZE
 from bench.harness import Case, Group
-from bench.peers import MADE, SIZE, available
+from bench.peers import MADE, available
 from pagedkv import ArrayKVCacheManager
 from pagedkv.ledger import contiguous_waste
 

@@ -5,7 +5,8 @@ commands and properties. What `PagedKVManager` says holds of every call here too
 OutOfBlocks or a MisuseError with nothing changed, handles known by identity.
 
 append: many tokens at once (chunked prefill, multi-token decode).
-truncate: the last tokens go (rejected drafts).
+truncate: the last tokens go (rejected drafts). With `lookahead_tokens` every call that takes blocks
+    takes those for so many tokens to come too, and a truncation keeps these.
 fork: a second request over the same blocks, by reference count. A partly filled tail that several
     requests hold is copied before the first write by any of them: at that write, which then needs
     one block more, or, with `forks_eagerly`, at the fork. A block is free again when nobody holds
@@ -15,7 +16,8 @@ prefix: full blocks are found again by their tokens and all tokens before them, 
     extra key. Published by `computed(req)`, or, with `publishes_at_once`, by the call that took
     the block. A prompt's last token is never found, so that there is one to compute. Blocks that
     are published and that nobody holds stay, cached, until they are evicted to be handed out, the
-    longest unheld first, and of one release the last logical block first. Hits are taken out of
+    longest unheld first, and of one release the last logical block first (declared as `evicts`,
+    judged where the snapshot has `eviction_order`). Hits are taken out of
     the cached before blocks are counted. Content that is published already is not published
     again: the block that holds it a second time is free once nobody holds it. A published block
     that only one request holds is withdrawn before that request writes into it; one that several
@@ -24,7 +26,8 @@ swap: preemption to a second pool, and back. Every block of the request is moved
     that others hold too stays theirs.
 window: only the last `window` tokens are read. Before a decode or append takes blocks, those
     behind the window that it leaves go back, and count as available to it; their entries become
-    `null_block`. A prefill takes every block.
+    `null_block`. A prefill takes every block. Of a ring (`Declarations.ring`) no block goes back:
+    position p is written where p - window was.
 ask: whether a call would be granted, without making it.
 group: blocks released inside a group come back when it ends, not before.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Set
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from pagedkv.abilities import ABILITY_NAMES, AbilityName
 from pagedkv.protocol import as_int
@@ -17,10 +17,17 @@ from pagedkv.protocol import as_int
 WrongUse = Literal["error", "noop", "never"]
 """What wrong use gets: a ValueError, silence without an effect, or no promise (not tried)."""
 
+Eviction = Literal["lru", "lru-tail-first"]
+"""Which cached block is evicted: the longest unheld; of one request's, the last logical one too."""
+
 OPERATIONS = ("prefill", "decode", "release")
 
-_LEAST = {"lookahead": 0, "late_calls": 0, "late_blocks": 0, "pool_multiple": 1}
+_LEAST = dict.fromkeys(("lookahead", "lookahead_tokens", "late_calls", "late_blocks"), 0)
+_LEAST["pool_multiple"] = 1
 """The least value of each number."""
+
+_IN_ANY_TABLE = frozenset({"append", "window", "ask", "group"})
+"""Abilities that are understood of rings, and where a request has several tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,8 @@ class Declarations:
     out_of_blocks: how a call says that blocks ran out.
     wrong_use: per operation ("prefill", "decode", "release"); what is not named gets "error".
     lookahead: blocks a table may hold beyond ceil(seq_len / block_size).
+    lookahead_tokens: tokens to come that every table has room for: it holds exactly
+        ceil((seq_len + lookahead_tokens) / block_size) blocks.
     refuses_early: out of blocks may be said though enough blocks are free (watermark, runs).
     reorders_free: a refusal may change the order of the free list, not its content.
     late_calls: a block given back may be pending, and is free again at most so many granted calls
@@ -74,8 +83,15 @@ class Declarations:
     keeps_duplicates: of two blocks with the same content, one may be cached and found though a
         live request holds the other.
     evicts_cached: a refusal may evict cached blocks.
+    evicts: which cached block is evicted first: "lru", that which nobody has held for longest, or
+        "lru-tail-first", and of those that one call let go the last logical one; None is no
+        promise. Judged where the snapshot has `eviction_order`.
     window: how many tokens back a request reads; None is all.
     null_block: what stands in a table for a block that the window left behind.
+    ring: what the window leaves behind is overwritten in place: position p lies at p % window, and
+        a table takes at most ceil(window / block_size) blocks, which it keeps.
+    windows: a request has so many tables, each for layers that read so far back (None is all),
+        which stand one behind the other in block_table. `slots(req)` says where tokens lie in each.
     window_of_first: a call for several tokens gives back what the first of them leaves behind its
         window, and the rest at the next call; else what the last leaves behind.
     drops_behind_window: a refused call may give back what no token to come will read.
@@ -86,6 +102,7 @@ class Declarations:
     out_of_blocks: tuple[Raises | Returns, ...] = (Raises(RuntimeError, "OOM"),)
     wrong_use: Mapping[str, WrongUse] = field(default_factory=dict)
     lookahead: int = 0
+    lookahead_tokens: int = 0
     refuses_early: bool = False
     reorders_free: bool = False
     late_calls: int = 0
@@ -102,8 +119,11 @@ class Declarations:
     publishes_at_once: bool = False
     keeps_duplicates: bool = False
     evicts_cached: bool = False
+    evicts: Eviction | None = None
     window: int | None = None
     null_block: int | None = None
+    ring: bool = False
+    windows: tuple[int | None, ...] = ()
     window_of_first: bool = False
     drops_behind_window: bool = False
     never_reached: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +147,11 @@ class Declarations:
                 )
             if use not in ("error", "noop", "never"):
                 raise ValueError(f"wrong_use[{operation!r}] = {use!r}; use error, noop or never")
+        if self.evicts is not None and self.evicts not in get_args(Eviction):
+            kinds = ", ".join(get_args(Eviction))
+            raise ValueError(f"evicts = {self.evicts!r}; use one of {kinds}, or leave it out")
         object.__setattr__(self, "abilities", frozenset(self.abilities))
+        object.__setattr__(self, "windows", tuple(self.windows))
         self._check_abilities()
         self._check_reasons()
 
@@ -136,13 +160,46 @@ class Declarations:
             raise ValueError(
                 f"abilities name {name!r}; the abilities are {', '.join(ABILITY_NAMES)}"
             )
-        if ("window" in self.abilities) != (self.window is not None):
+        given = [window for window in self.each_window if window is not None]
+        if ("window" in self.abilities) != bool(given):
+            said = f"windows = {self.windows}" if self.windows else f"window = {self.window}"
             raise ValueError(
-                f"window = {self.window} and abilities = {sorted(self.abilities)}; "
+                f"{said} and abilities = {sorted(self.abilities)}; "
                 f"the ability window and its length are declared together"
             )
-        if self.window is not None:
-            as_int("window", self.window, minimum=1)
+        for window in given:
+            as_int("window", window, minimum=1)
+        if self.windows and self.window is not None:
+            raise ValueError(
+                f"window = {self.window} and windows = {self.windows} are both declared; "
+                f"give the window of each table in windows, or of the only one in window"
+            )
+        if self.ring and (self.null_block is not None or not given):
+            raise ValueError(
+                f"ring = True with null_block = {self.null_block} and windows {self.each_window}; "
+                f"a ring is behind a window, and what it overwrites leaves no entry"
+            )
+        if (self.ring or self.windows) and (others := self.abilities - _IN_ANY_TABLE):
+            raise ValueError(
+                f"ring or windows beside {', '.join(sorted(others))}: what that means for a ring, "
+                f"or for several tables, is not known; declare one or the other"
+            )
+        if self.windows and (ahead := self.lookahead or self.lookahead_tokens):
+            raise ValueError(
+                f"windows = {self.windows} with a lookahead of {ahead}: which of the tables has "
+                f"the blocks beyond its tokens is not known; declare one or the other"
+            )
+        if self.lookahead_tokens and (beside := self._not_beside_lookahead()):
+            raise ValueError(
+                f"lookahead_tokens = {self.lookahead_tokens} is declared beside {beside}, where it "
+                f"is not exact; declare lookahead, the most blocks that there may be"
+            )
+
+    def _not_beside_lookahead(self) -> str:
+        there = {"lookahead": self.lookahead} | {
+            name: name in self.abilities for name in ("fork", "window")
+        }
+        return " and ".join(name for name, given in there.items() if given)
 
     def _check_reasons(self) -> None:
         # `never_reached` and `meaningless` carry a reason in each entry already.
@@ -161,6 +218,11 @@ class Declarations:
         for name in self.because:
             if name not in default:
                 raise ValueError(f"because names {name!r}, which is no declaration")
+
+    @property
+    def each_window(self) -> tuple[int | None, ...]:
+        """The window of each table that a request has."""
+        return self.windows or (self.window,)
 
     def on_wrong_use(self, operation: str) -> WrongUse:
         """What wrong use of `operation` gets; changes nothing."""

@@ -145,6 +145,8 @@ class Snapshot:
     withheld: blocks given back inside a group that is open; None outside any.
     swapped: what requests that are swapped out hold of the second pool, by request id.
     host_free: the free blocks of the second pool, in hand-out order; None where there is none.
+    eviction_order: cached, the next to be evicted first (`Declarations.evicts`); None where that
+        can't be seen.
     """
 
     block_tables: Mapping[int, tuple[int, ...]]
@@ -162,6 +164,7 @@ class Snapshot:
     withheld: frozenset[int] | None = None
     swapped: Mapping[int, tuple[int, ...]] | None = None
     host_free: tuple[int, ...] | None = None
+    eviction_order: tuple[int, ...] | None = None
 
     def __init__(  # noqa: PLR0913 - one for each field, all by name
         self,
@@ -181,6 +184,7 @@ class Snapshot:
         withheld: Iterable[int] | None = None,
         swapped: Mapping[int, Iterable[int]] | None = None,
         host_free: Iterable[int] | None = None,
+        eviction_order: Iterable[int] | None = None,
     ) -> None:
         # By hand: one is made at every step of every search, and what a dataclass writes sets
         # each field twice where it is copied.
@@ -201,6 +205,8 @@ class Snapshot:
         out = swapped if swapped is None else {r: tuple(held) for r, held in swapped.items()}
         put(self, "swapped", out)
         put(self, "host_free", host_free if host_free is None else tuple(host_free))
+        order = eviction_order if eviction_order is None else tuple(eviction_order)
+        put(self, "eviction_order", order)
 
 
 class PagedKVManager(Protocol):
@@ -215,7 +221,8 @@ class PagedKVManager(Protocol):
         and tokens are compared beside it; a manager that reads prompt_len puts that in. Used only
         where the manager's own class has it; else the whole object is looked at.
     clone(requests): a copy of the manager and of those handles, in one: (manager, {name: handle}).
-    slots(req): the (group, block, offset) of each readable position.
+    slots(req): the (group, block, offset) of each position, in order; group counts the tables that
+        a request has (`Declarations.windows`), from 0.
     computed(req): told after the tokens of a call were written.
     """
 

@@ -216,16 +216,20 @@ def copied(handle: Request, memo: dict[int, Any]) -> Request:
     return twin
 
 
-def fitting_length(req: Request, held: int, block_size: int, action: str = "decode") -> int:
+def fitting_length(
+    req: Request, held: int, block_size: int, action: str = "decode", ahead: int = 0
+) -> int:
     """Return `seq_len` as an int if exactly `held` blocks cover it; changes nothing.
 
-    Raises InvalidBlockTable if not, ValueError/TypeError for a `seq_len` that is no length.
+    ahead: tokens to come that they cover too. Raises InvalidBlockTable if not,
+    ValueError/TypeError for a `seq_len` that is no length.
     """
     seq_len = as_int("seq_len", req.seq_len, minimum=1)
-    if ledger.blocks_for(seq_len, block_size) != held:
+    due = ledger.blocks_for(seq_len + ahead, block_size)
+    if due != held:
         raise InvalidBlockTable(
             f"{action} of request {req.request_id}: seq_len = {seq_len} was edited, it needs "
-            f"{ledger.blocks_for(seq_len, block_size)} block(s) and the request holds {held}; "
+            f"{due} block(s) and the request holds {held}; "
             f"leave seq_len as the manager set it"
         )
     return seq_len

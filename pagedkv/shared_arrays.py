@@ -18,7 +18,6 @@ import numpy as np
 from pagedkv.configurable import NULL_BLOCK
 from pagedkv.ledger import blocks_for
 from pagedkv.protocol import HoldsNothing, MisuseError, OutOfBlocks, Request, as_int
-from pagedkv.reference import fitting_length
 from pagedkv.rows import Int64
 from pagedkv.shared_plan import NOTHING, Held, Plan
 from pagedkv.shared_views import SharedViews
@@ -71,16 +70,16 @@ class SharedArrayKVCacheManager(SharedViews):
         self._needs("truncate", "truncate_request")
         kept = as_int("seq_len", seq_len, minimum=1)
         held = self._holding("truncate", req)
-        there = fitting_length(req, len(held.blocks), self.block_size, "truncate")
+        there = self._fitting("truncate", held)
         if kept > there:
             raise MisuseError(
                 f"truncate of request {req.request_id} to {kept} tokens, and it has {there}; "
                 f"give a length of at most that"
             )
-        full = blocks_for(kept, self.block_size)
+        full = self._covering(kept)
         plan = Plan(self)
         self._drop(plan, held.blocks[full:])
-        blocks = held.blocks[:full]
+        blocks = held.blocks[:full].copy()  # A view would keep the longer table.
         self._hold(plan, held._replace(blocks=blocks), kept, blocks.tolist())
         self._commit(plan)
 
@@ -212,7 +211,7 @@ class SharedArrayKVCacheManager(SharedViews):
         plan, size = Plan(self), self.block_size
         if len(hits):
             self._share(plan, hits)
-        fresh = self._take(plan, blocks_for(seq_len, size) - len(hits), req.request_id)
+        fresh = self._take(plan, self._covering(seq_len) - len(hits), req.request_id)
         blocks = np.concatenate((hits, fresh)) if len(hits) else fresh
         self._hold(plan, Held(req, blocks, len(hits) * size), seq_len, blocks.tolist())
         if self.publishes_at_once:
@@ -227,21 +226,20 @@ class SharedArrayKVCacheManager(SharedViews):
         # The last entry is never null: the last token stands there, and no window leaves it behind.
         held, size = self._holding(action, req), self.block_size
         blocks, had = held.blocks, len(held.blocks)
-        seq_len = fitting_length(req, had, size, action)
+        seq_len = self._fitting(action, held)
         longer = seq_len + count
         plan, copied = Plan(self), NOTHING
         if seq_len < had * size:
-            copied = self._before_write(plan, blocks)
+            copied = self._before_write(plan, blocks, seq_len // size, blocks_for(longer, size))
         if self.window is not None:
             blocks = self._behind(plan, blocks, longer - self.window)
-        needed = len(copied) + blocks_for(longer, size) - had
+        needed = len(copied) + self._covering(longer) - had
         if needed:
             taken = self._take(plan, needed, req.request_id)
             if len(copied):
-                pool = self.physical_kv_cache
-                plan.stores.append((self._refs, copied, self._refs[copied] - 1))
-                plan.stores.append((pool, taken[:1], pool[copied]))
-            blocks = np.concatenate((blocks[: had - len(copied)], taken))
+                blocks = self._copy(plan, blocks, copied, taken, seq_len)
+                taken = taken[len(copied) :]
+            blocks = np.concatenate((blocks, taken))
         table = req.block_table if blocks is held.blocks else blocks.tolist()
         self._hold(plan, held._replace(blocks=blocks), longer, table)
         if self.publishes_at_once:
@@ -253,14 +251,31 @@ class SharedArrayKVCacheManager(SharedViews):
         plan.stores.append((self._live, held.handle.request_id, held))
         plan.fill_in(held.handle, seq_len, table)
 
-    def _before_write(self, plan: Plan, blocks: Int64) -> Int64:
-        """The tail, if several hold it and it is to be copied; else plan that it is not found."""
-        tail = blocks.item(-1)
-        if self._refs.item(tail) > 1:
-            return blocks[-1:]
-        if self._published.item(tail):
-            self._forget(plan, [tail])
-        return NOTHING
+    def _before_write(self, plan: Plan, blocks: Int64, first: int, stop: int) -> Int64:
+        """Which of the blocks held from `first` to `stop` several hold, so that they are copied.
+
+        Plan that the others are not found. They are the tail alone unless there is lookahead.
+        """
+        if not self.lookahead:
+            tail = blocks.item(first)
+            if self._refs.item(tail) == 1 and not self._published.item(tail):
+                return NOTHING  # Nearly always, so at once.
+        written = blocks[first:stop]
+        shared = self._refs[written] > 1
+        if len(own := written[self._published[written] & ~shared]):
+            self._forget(plan, own.tolist())
+        return first + np.flatnonzero(shared)
+
+    def _copy(self, plan: Plan, blocks: Int64, where: Int64, taken: Int64, seq_len: int) -> Int64:
+        """The table with taken blocks in these places; plan the copy of what is written there."""
+        copied, (first, offset) = blocks[where], divmod(seq_len, self.block_size)
+        plan.stores.append((self._refs, copied, self._refs[copied] - 1))
+        if offset and where[0] == first:
+            pool = self.physical_kv_cache
+            plan.stores.append((pool, taken[:1], pool[copied[:1]]))
+        blocks = blocks.copy()
+        blocks[where] = taken[: len(where)]
+        return blocks
 
     def _behind(self, plan: Plan, blocks: Int64, start: int) -> Int64:
         """Plan to give back what lies wholly before position `start`; the table without it."""
@@ -277,7 +292,7 @@ class SharedArrayKVCacheManager(SharedViews):
         self._needs("fork", "fork_request")
         held = self._holding("fork", req)
         blocks, size = held.blocks, self.block_size
-        seq_len = fitting_length(req, len(blocks), size, "fork")
+        seq_len = self._fitting("fork", held)
         plan = Plan(self)
         if not self.forks_eagerly or seq_len % size == 0:
             self._share(plan, blocks)
@@ -300,7 +315,7 @@ class SharedArrayKVCacheManager(SharedViews):
         """The plan, what comes, and the blocks where it comes."""
         self._needs("swap", "swap_in")
         held = self._out("swap_in", req)
-        fitting_length(req, len(held.blocks), self.block_size, "swap_in")
+        self._fitting("swap_in", held)
         plan = Plan(self)
         here = self._take(plan, len(held.blocks), req.request_id)
         plan.host_pushed = held.blocks[::-1]

@@ -4,7 +4,7 @@ What always holds, as equations over `_blocks` (pagedkv/shared_blocks.py says mo
 leases in `_live` and those that are out in `_swapped`:
 
     _blocks.refs[b] == |{(r, i) : _live[r].blocks[i] == b}|, for every held block b
-    len(_live[r].blocks) == ceil(handle.seq_len / block_size), null entries included
+    len(_live[r].blocks) == ceil((handle.seq_len + lookahead) / block_size), null entries included
     handle.block_table == list(_live[r].blocks), and [] for one that is swapped out
     sorted(_host_free + blocks of all in _swapped) == [0, 1, ..., num_host_blocks - 1]
     no id is in both _live and _swapped
@@ -117,6 +117,7 @@ class SharedCore(Configurable):
             free_blocks=blocks.free,
             ref_counts=blocks.refs if on & {"fork", "prefix"} else None,
             cached=blocks.cached,
+            eviction_order=blocks.cached if "prefix" in on else None,
             index=dict[Hashable, int](blocks.index.items()) if "prefix" in on else None,
             withheld=None if withheld is None else [given.block for given in withheld],
             swapped={name: lease.blocks for name, lease in self._swapped.items()}

@@ -89,7 +89,7 @@ class SharedPlans(SharedCore):
         found, blocks = self._find(req, seq_len), self._blocks.copy()
         for block in found:  # Before anything is counted or taken, lest that evicts one of them.
             blocks.hold(block)
-        needed = blocks_for(seq_len, self.block_size) - len(found)
+        needed = self._covering(seq_len) - len(found)
         taken = _take(blocks, req, needed)
         lease = SharedLease(req, (*found, *taken), len(found) * self.block_size)
         if self.publishes_at_once:
@@ -102,21 +102,23 @@ class SharedPlans(SharedCore):
 
     def _plan_growth(self, action: str, req: Request, count: int) -> Plan:
         lease = self._lease_of(action, req)
-        seq_len = fitting_length(req, len(lease.blocks), self.block_size, action)
+        seq_len = self._fitting(action, req, lease)
         longer, blocks = seq_len + count, self._blocks.copy()
         table = self._slide(blocks, lease.blocks, longer)
-        tail = table[-1]
-        writes_tail = seq_len < len(table) * self.block_size
-        copies = writes_tail and blocks.shared(tail)
-        needed = blocks_for(longer, self.block_size) - len(table) + copies
-        taken = _take(blocks, req, needed)
+        first, size = seq_len // self.block_size, self.block_size
+        written = range(first, min(len(table), blocks_for(longer, size)))
+        copied = [logical for logical in written if blocks.shared(table[logical])]
+        taken = _take(blocks, req, self._covering(longer) - len(table) + len(copied))
         copy = None
-        if copies:
-            copy = Copy(source=tail, target=taken[0])
-            blocks.drop([tail])
-            table.pop()
-        elif writes_tail:
-            blocks.withdraw(tail)
+        for logical in written:
+            block = table[logical]
+            if logical not in copied:
+                blocks.withdraw(block)
+                continue
+            table[logical] = taken.pop(0)
+            blocks.drop([block])
+            if logical == first and seq_len % size:
+                copy = Copy(source=block, target=table[logical])
         lease = lease._replace(blocks=(*table, *taken))
         if self.publishes_at_once:
             self._publish(blocks, lease, longer)
@@ -126,13 +128,13 @@ class SharedPlans(SharedCore):
         self._needs("truncate", "truncate_request")
         kept = as_int("seq_len", seq_len, minimum=1)
         lease = self._lease_of("truncate", req)
-        there = fitting_length(req, len(lease.blocks), self.block_size, "truncate")
+        there = self._fitting("truncate", req, lease)
         if kept > there:
             raise MisuseError(
                 f"truncate of request {req.request_id} to {kept} tokens, and it has {there}; "
                 f"give a length of at most that"
             )
-        blocks, count = self._blocks.copy(), blocks_for(kept, self.block_size)
+        blocks, count = self._blocks.copy(), self._covering(kept)
         blocks.drop(lease.blocks[count:][::-1])
         return Plan(blocks, lease._replace(blocks=lease.blocks[:count]), kept)
 
@@ -140,7 +142,7 @@ class SharedPlans(SharedCore):
         """The lease in it is still that of `req`."""
         self._needs("fork", "fork_request")
         lease = self._lease_of("fork", req)
-        seq_len = fitting_length(req, len(lease.blocks), self.block_size, "fork")
+        seq_len = self._fitting("fork", req, lease)
         blocks = self._blocks.copy()
         if self.forks_eagerly and seq_len % self.block_size:
             *shared, tail = lease.blocks
@@ -167,7 +169,7 @@ class SharedPlans(SharedCore):
     def _plan_swap_in(self, req: Request) -> SwapPlan:
         self._needs("swap", "swap_in")
         out, blocks = self._lease_out("swap_in", req), self._blocks.copy()
-        seq_len = fitting_length(req, len(out.blocks), self.block_size, "swap_in")
+        seq_len = self._fitting("swap_in", req, out)
         here = _take(blocks, req, len(out.blocks))
         lease = out._replace(blocks=tuple(here))
         if self.publishes_at_once:
@@ -176,6 +178,14 @@ class SharedPlans(SharedCore):
         return SwapPlan(blocks, lease, host_free, here, list(out.blocks))
 
     # ---------------------------------------------------------------- steps of a plan
+
+    def _covering(self, seq_len: int) -> int:
+        """How many blocks a request of `seq_len` tokens holds, with those reserved ahead."""
+        return blocks_for(seq_len + self.lookahead, self.block_size)
+
+    def _fitting(self, action: str, req: Request, lease: SharedLease) -> int:
+        """The length of `req`, which its blocks fit; raises InvalidBlockTable if not."""
+        return fitting_length(req, len(lease.blocks), self.block_size, action, self.lookahead)
 
     def _key(self, req: Request, logical: int) -> Key:
         """What the full block `logical` of `req` is found by."""

@@ -36,6 +36,7 @@ class SharedKVCacheManager(SharedPlans):
     def allocate_for_prefill(self, req: Request) -> None:
         """Take ceil(seq_len / block_size) blocks for `req`, those it finds included. Mutates both.
 
+        With `lookahead` those for so many more tokens too, as every call that grows it.
         Raises OutOfBlocks, AlreadyHolding if `req` holds blocks, is swapped out or another such
         request has its id, MisuseError with prefix if `tokens` are not `seq_len` many, or
         ValueError/TypeError for a `seq_len` that is no length; nothing has changed then.

@@ -15,6 +15,7 @@ import torch
 
 from pagedkv import ledger
 from pagedkv.configurable import NULL_BLOCK
+from pagedkv.ledger import blocks_for
 from pagedkv.protocol import (
     AlreadyHolding,
     HoldsNothing,
@@ -24,7 +25,7 @@ from pagedkv.protocol import (
     Snapshot,
     as_int,
 )
-from pagedkv.reference import already_holding, copied, misuse, unreadable
+from pagedkv.reference import already_holding, copied, fitting_length, misuse, unreadable
 from pagedkv.shared_plan import Held
 from pagedkv.shared_pool import SharedPool
 
@@ -78,7 +79,7 @@ class SharedViews(SharedPool):
 
         A structure of no ability is None. Keys of the index are (extra key, digest).
         """
-        on, held = self.abilities, np.flatnonzero(self._refs)
+        on, held, cached = self.abilities, np.flatnonzero(self._refs), self._cached().tolist()
         counts = dict(zip(held.tolist(), self._refs[held].tolist(), strict=True))
         swapped = {name: out.blocks.tolist() for name, out in self._swapped.items()}
         return Snapshot(
@@ -87,7 +88,8 @@ class SharedViews(SharedPool):
             free_blocks=self._free[: self._num_free][::-1].tolist(),
             num_free=self._num_free,
             ref_counts=counts if on & {"fork", "prefix"} else None,
-            cached=self._cached().tolist(),
+            cached=cached,
+            eviction_order=cached if "prefix" in on else None,
             index=self._index if "prefix" in on else None,
             withheld=None if self._withheld is None else self._withheld.tolist(),
             swapped=swapped if "swap" in on else None,
@@ -183,6 +185,15 @@ class SharedViews(SharedPool):
                 f"{action} of request {req.request_id}, which is swapped out; swap it in first"
             )
         raise misuse(action, req, None, self.num_blocks, self._holder_for(req))
+
+    def _covering(self, seq_len: int) -> int:
+        """How many blocks a request of `seq_len` tokens holds, with those reserved ahead."""
+        return blocks_for(seq_len + self.lookahead, self.block_size)
+
+    def _fitting(self, action: str, held: Held) -> int:
+        """The length of a request, which its blocks fit; raises InvalidBlockTable if not."""
+        size, ahead = self.block_size, self.lookahead
+        return fitting_length(held.handle, len(held.blocks), size, action, ahead)
 
     def _out(self, action: str, req: Request) -> Held:
         """What exactly this handle has in the second pool; raises MisuseError otherwise."""

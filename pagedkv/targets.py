@@ -5,23 +5,29 @@ Whatever is wrong with a name, and with the code behind it, is one `BadTarget` o
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import shlex
 import shutil
 import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from pagedkv.builtin import BUILTINS, Builtin, prefixes
+from pagedkv.builtin import BUILTINS, Builtin
 from pagedkv.declarations import Declarations
+from pagedkv.loading import (
+    METHODS,
+    BadTarget,
+    attribute_of,
+    did_you_mean,
+    imported,
+    one_line,
+    place_of,
+    refuse,
+    told,
+)
 from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.target import CannotDrive
@@ -30,12 +36,6 @@ from pagedkv.tolerances import NONE, BadTolerance, Table, Tolerances, table_of, 
 
 if TYPE_CHECKING:
     from pagedkv.driver.client import Driver
-
-METHODS = ("allocate_for_prefill", "allocate_for_decode", "release_request")
-
-
-class BadTarget(ValueError):
-    """A target that can't be had: the message is one line, with the name and what to do."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _resolved(spec: str, resolve_one: Callable[[str], Target]) -> Target | Pair:
     if len(names) == 1:
         return replace(resolve_one(spec), name=spec)
     if len(names) != 2 or not all(names):
-        _bad(spec, "a pair in lockstep is exactly two targets, like reference+array")
+        refuse(spec, "a pair in lockstep is exactly two targets, like reference+array")
     first, second = map(resolve_one, names)
     return Pair(replace(first, name=names[0]), replace(second, name=names[1]))
 
@@ -134,7 +134,7 @@ def verified(name: str, factory: Any, table: Table | None = None) -> Target:
         what = f"is of type {type(factory).__name__}, not a callable"
         if all(callable(getattr(factory, method, None)) for method in METHODS):
             what = f"is a manager already; give its class, {type(factory).__name__}, or a function"
-        _bad(name, f"{what}; {_A_TARGET}")
+        refuse(name, f"{what}; {_A_TARGET}")
     _check_signature(name, factory)
     try:
         factory = tolerant(factory, table)
@@ -142,16 +142,16 @@ def verified(name: str, factory: Any, table: Table | None = None) -> Target:
     except KeyboardInterrupt:
         raise
     except BadTolerance as error:
-        _bad(name, f"[tool.pagedkv] tolerances: {error}", error)
+        refuse(name, f"[tool.pagedkv] tolerances: {error}", error)
     except CannotDrive as error:
         cause = error.__cause__ or error
         if isinstance(cause, BadTolerance):
-            _bad(name, f"[tool.pagedkv] tolerances: {cause}", error)
+            refuse(name, f"[tool.pagedkv] tolerances: {cause}", error)
         about_size = isinstance(error.__cause__, ValueError)
         hint = "; declares says which sizes a target can have" if about_size else ""
-        _bad(name, f"{_one_line(error)}{_at(cause)}{hint}", error)
+        refuse(name, f"{one_line(error)}{place_of(cause)}{hint}", error)
     except BaseException as error:  # noqa: BLE001 - a factory may also leave by SystemExit
-        _bad(name, f"making one ended in {_told(error)}{_at(error)}", error)
+        refuse(name, f"making one ended in {told(error)}{place_of(error)}", error)
     return Target(name, factory)
 
 
@@ -169,16 +169,16 @@ def _resolve_one(spec: str, tolerances: Tolerances = NONE) -> Target:
         return _resolve_builtin(builtin, table)
     module_name, colon, attribute = spec.partition(":")
     if not colon:
-        near = _near(spec, [builtin.name for builtin in BUILTINS])
+        near = did_you_mean(spec, [builtin.name for builtin in BUILTINS])
         known = ", ".join(builtin.name for builtin in BUILTINS)
         hint = near or f"; built in are {known}"
         own = f"{spec}:MyManager" if Path(f"{spec}.py").is_file() else "module:attribute"
-        _bad(spec, f"no such target; your own allocator is {own}{hint}")
+        refuse(spec, f"no such target; your own allocator is {own}{hint}")
     if not module_name or module_name.endswith(".py") or {"/", "\\"} & set(module_name):
         name = Path(module_name).stem or "mymodule"
-        _bad(spec, f"name the module as an import does, like {name}:{attribute or 'MyManager'}")
-    module = _import(spec, module_name)
-    return verified(spec, _attribute(spec, module, attribute), table)
+        refuse(spec, f"name the module as an import does, like {name}:{attribute or 'MyManager'}")
+    module = imported(spec, module_name)
+    return verified(spec, attribute_of(spec, module, attribute), table)
 
 
 def _program(spec: str, table: Table | None) -> Target:
@@ -187,17 +187,17 @@ def _program(spec: str, table: Table | None) -> Target:
 
     if table is not None and "out_of_blocks" in table:
         what = "a program says out_of_blocks by the outcome of that name"
-        _bad(spec, f"[tool.pagedkv] tolerances: {what}; leave that out")
+        refuse(spec, f"[tool.pagedkv] tolerances: {what}; leave that out")
     try:
         command = shlex.split(spec.removeprefix(EXEC))
     except ValueError as error:
-        _bad(spec, f"can't be read as a command: {error}", error)
+        refuse(spec, f"can't be read as a command: {error}", error)
     if not command:
-        _bad(spec, "names no program; give one, like exec:./driver")
+        refuse(spec, "names no program; give one, like exec:./driver")
     if shutil.which(command[0]) is None:
         there = Path(command[0]).exists()
         why = "is not executable; try chmod +x" if there else "is no program, here or on the PATH"
-        _bad(spec, f"{command[0]} {why}")
+        refuse(spec, f"{command[0]} {why}")
     return _verified(spec, Driver(command), table)
 
 
@@ -219,7 +219,7 @@ def _isolated(spec: str, table: Table | None) -> Target:
 
     name = spec.removeprefix(ISOLATE)
     if not name or name.startswith((EXEC, ISOLATE)):
-        _bad(spec, f"isolates nothing; give a Python target, like {ISOLATE}mymodule:MyManager")
+        refuse(spec, f"isolates nothing; give a Python target, like {ISOLATE}mymodule:MyManager")
     seconds = 30.0  # unlike the author of a driver, nobody has thought about how long it takes
     told = () if table is None else (json.dumps(dict(table)),)
     command = (sys.executable, "-m", "pagedkv.driver.server", name, *told)
@@ -229,72 +229,22 @@ def _isolated(spec: str, table: Table | None) -> Target:
         cause = error.__cause__ and error.__cause__.__cause__
         start = f"target {name!r}: "
         if isinstance(cause, CantBeHad) and str(cause).startswith(start):  # not about a size
-            _bad(spec, str(cause).removeprefix(start), cause)
+            refuse(spec, str(cause).removeprefix(start), cause)
         raise
 
 
 def _resolve_builtin(builtin: Builtin, table: Table | None) -> Target:
     if not builtin.installed:
-        _bad(
+        refuse(
             builtin.name,
             f"needs {builtin.needs}, which is not installed; install it with: {builtin.install}",
         )
     module_name, _, attribute = builtin.where.partition(":")
     try:
-        value = _attribute(builtin.name, _import(builtin.name, module_name), attribute)
+        value = attribute_of(builtin.name, imported(builtin.name, module_name), attribute)
         return verified(builtin.name, value, table)
     except BadTarget as error:
         raise BadTarget(f"{error}; install it with: {builtin.install}") from error
-
-
-def _import(spec: str, name: str) -> ModuleType:
-    """Import the user's module. Puts the current folder on the path, as `python -m` does."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    importlib.invalidate_caches()  # the module may have been written a moment ago
-    try:
-        return importlib.import_module(name)
-    except KeyboardInterrupt:
-        raise
-    except ModuleNotFoundError as error:
-        if error.name in prefixes(name) and not _user_frames(error):
-            near = _near(name, [path.stem for path in Path.cwd().glob("*.py")])
-            what = f"no module {error.name}, neither in {here} nor installed{near}"
-            _bad(spec, what, error)
-        what = f"importing {name} failed{_at(error)}: {_one_line(error)}; install it, or mend that"
-        _bad(spec, what, error)
-    except BaseException as error:  # noqa: BLE001 - a module may also leave by SystemExit
-        how = "ended the program" if isinstance(error, SystemExit) else "failed"
-        what = f"importing {name} {how}{_at(error)}: {_told(error)}"
-        _bad(spec, what, error)
-
-
-def _attribute(spec: str, module: ModuleType, path: str) -> Any:
-    value: Any = module
-    owner = f"module {module.__name__}"
-    for name in path.split("."):
-        try:
-            value = getattr(value, name)
-        except AttributeError as error:
-            near = _near(name, dir(value)) or _managers_in(value)
-            what = f"{owner} has no attribute {name}" if name else "names no attribute"
-            _bad(spec, f"{what}{near}", error)
-        except Exception as error:  # noqa: BLE001 - a module's own __getattr__ may
-            what = f"reading {name} of {owner} failed{_at(error)}: {_told(error)}"
-            _bad(spec, what, error)
-        owner = name
-    return value
-
-
-def _managers_in(value: object) -> str:
-    """A hint at the managers that a module has."""
-    names = [
-        name
-        for name, held in vars(value).items()
-        if isinstance(held, type) and all(hasattr(held, method) for method in METHODS)
-    ]
-    return f"; it has {' and '.join(names)}" if names else ""
 
 
 def _check_signature(name: str, factory: Callable[..., object]) -> None:
@@ -306,7 +256,7 @@ def _check_signature(name: str, factory: Callable[..., object]) -> None:
         signature.bind(1, 1, 1)
     except TypeError as error:
         what = f"takes {signature}, which (num_blocks, block_size, head_dim) does not fit: {error}"
-        _bad(name, f"{what}; {_A_TARGET}", error)
+        refuse(name, f"{what}; {_A_TARGET}", error)
 
 
 def _probe(factory: Callable[[int, int, int], PagedKVManager]) -> None:
@@ -327,55 +277,3 @@ def _probe(factory: Callable[[int, int, int], PagedKVManager]) -> None:
             return
     assert refused is not None
     raise refused
-
-
-def _bad(spec: str, what: str, cause: BaseException | None = None) -> NoReturn:
-    raise BadTarget(f"target {spec!r}: {what}") from cause
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    matches = get_close_matches(word, list(known), n=3)
-    return f"; did you mean {' or '.join(matches)}?" if matches else ""
-
-
-def _one_line(error: BaseException) -> str:
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - even the message is the target's code
-        text = "(its message can't be shown)"
-    return text if len(text) <= 300 else f"{text[:300]}..."
-
-
-def _told(error: BaseException) -> str:
-    text = _one_line(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-_LIBRARIES = (
-    sysconfig.get_path("stdlib"),
-    sysconfig.get_path("platstdlib"),
-    str(Path(__file__).parent),
-    "<",
-)
-
-
-def _user_frames(error: BaseException) -> list[tuple[str, int | None]]:
-    """File and line of each frame that is neither Python's, nor installed, nor ours."""
-    return [
-        (frame.filename, frame.lineno)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_LIBRARIES)
-        and not {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
-    ]
-
-
-def _at(error: BaseException) -> str:
-    """Where it happened, as " at file:line" of the innermost frame of the user's; or nothing."""
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        file, line = error.filename, error.lineno
-    elif frames := _user_frames(error):
-        file, line = frames[-1][0], frames[-1][1] or 0
-    else:
-        return ""
-    path = Path(file)
-    return f" at {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"

@@ -5,7 +5,7 @@ A new ability is one line here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -44,6 +44,17 @@ def ops_of(abilities: Set[AbilityName]) -> tuple[str, ...]:
     """The ops of the core and of these abilities, in canonical order; changes nothing."""
     tried = (ability for ability in ABILITIES if ability is CORE or ability.id in abilities)
     return tuple(command.op for ability in tried for command in ability.commands)
+
+
+def used_by(commands: Iterable[Command]) -> frozenset[AbilityName]:
+    """The abilities that these are commands of, the core not among them; changes nothing."""
+    kinds = {type(command) for command in commands}
+    return frozenset(
+        name
+        for ability in ABILITIES
+        for name in ABILITY_NAMES
+        if name == ability.id and kinds.intersection(ability.commands)
+    )
 
 
 _EXAMPLE = '{"op": "decode", "request": 0}'
@@ -114,6 +125,9 @@ def _offered_by(state: State) -> frozenset[Need]:
         Need.HANDLE_TABLES: not declared.tables_outside,
         Need.LAZY_FORK: "fork" in declared.abilities and not declared.forks_eagerly,
         Need.INDEX: "prefix" in declared.abilities and snapshot.index is not None,
+        Need.EVICTION: declared.evicts is not None and snapshot.eviction_order is not None,
+        Need.NULLS: "window" in declared.abilities and declared.null_block is not None,
+        Need.RING: declared.ring,
         Need.HOST: snapshot.swapped is not None and snapshot.host_free is not None,
         **{Need[name.upper()]: name in declared.abilities for name in ABILITY_NAMES},
         Need.WRONG_USE: any(

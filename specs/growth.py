@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count as counting
+from itertools import islice
 
 from pagedkv.specs.content import block_of
 from pagedkv.specs.model import GONE, Model, Setting
@@ -21,7 +22,7 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
     What others may have found, the tables say and not the model: a tail that was cut out of a
     full block, which is copied then, as `prefix-counted` judges, and what a window leaves behind.
     """
-    blocks_for, lookahead = setting.geometry.blocks_for, setting.declared.lookahead
+    blocks_for, lookahead = setting.blocks_for, setting.declared.lookahead
     before = len(model.live.get(request, ()))
     need, perhaps = blocks_for(after) - blocks_for(before), 0
     if setting.tracks_pages and before:
@@ -31,10 +32,17 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
         if not model.grouping:  # What goes back inside a group is withheld.
             back = len(_given_back(model, request, gone))
             need, perhaps = need - back, back * setting.by_content
-    if setting.cuts_shared and before % setting.geometry.block_size:
-        perhaps += 1 - shares_tail(model, setting, request)
+    if setting.cuts_shared and before:
+        perhaps += len(overwritten(setting, before, after))
+        perhaps -= shares_tail(model, setting, request)
     had = lookahead if before else 0
     return Grant(low=max(0, need - had), high=max(0, need) + perhaps + lookahead)
+
+
+def overwritten(setting: Setting, before: int, after: int) -> range:
+    """The logical blocks held at `before` tokens that growing to `after` writes into."""
+    size, held = setting.geometry.block_size, setting.blocks_for(before)
+    return range(before // size, max(before // size, min(held, setting.geometry.blocks_for(after))))
 
 
 def admission(setting: Setting, seq_len: int) -> Grant:
@@ -42,7 +50,7 @@ def admission(setting: Setting, seq_len: int) -> Grant:
 
     How many are, the index before the call says; `prefix-counted` judges that.
     """
-    whole = setting.geometry.blocks_for(seq_len)
+    whole = setting.blocks_for(seq_len)
     found = (seq_len - 1) // setting.geometry.block_size if setting.by_content else 0
     return Grant(low=whole - found, high=whole + setting.declared.lookahead)
 
@@ -64,9 +72,13 @@ def placed(model: Model, setting: Setting, request: int, tags: tuple[int, ...]) 
         pages[-1] = next(fresh)
     for i in dead(model, setting, request, len(tags)):
         pages[i] = GONE
-    while len(pages) < setting.geometry.blocks_for(len(tags)):
-        pages.append(next(fresh))
-    return replace(there, pages=_numbered({**model.pages, request: tuple(pages)}))
+    before, held = len(model.live.get(request, ())), iter(pages)
+    whole = [
+        page
+        for had, due in zip(setting.spans(before), setting.spans(len(tags)), strict=True)
+        for page in (*islice(held, had), *islice(fresh, due - had))
+    ]
+    return replace(there, pages=_numbered({**model.pages, request: tuple(whole)}))
 
 
 def cut(model: Model, setting: Setting, request: int, seq_len: int) -> Model:
@@ -135,7 +147,7 @@ def blocks_at_most(model: Model, setting: Setting) -> int:
     if setting.tracks_pages and not setting.by_content:
         return blocks_due(model, setting)
     lookahead = setting.declared.lookahead * len(model.live)
-    return lookahead + sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
+    return lookahead + sum(setting.blocks_for(len(tags)) for tags in model.live.values())
 
 
 def blocks_due(model: Model, setting: Setting) -> int:
@@ -151,7 +163,7 @@ def blocks_due(model: Model, setting: Setting) -> int:
         return len(whole) + len(tails)
     if setting.tracks_pages:
         return len({page for held in model.pages.values() for page in held} - {GONE})
-    return sum(setting.geometry.blocks_for(len(tags)) for tags in model.live.values())
+    return sum(setting.blocks_for(len(tags)) for tags in model.live.values())
 
 
 def free_name(model: Model, setting: Setting) -> int | None:
@@ -179,19 +191,27 @@ def _ends(seq_len: int, size: int) -> range:
     return range(size - 1, seq_len, size)
 
 
-def behind(setting: Setting, before: int, after: int) -> int:
-    """How many leading blocks growing from `before` to `after` tokens leaves behind the window."""
-    window, declared = setting.declared.window, setting.declared
-    if window is None:
-        return 0
+def behind(setting: Setting, held: tuple[int, ...], before: int, after: int) -> list[int]:
+    """How many leading entries, of each table that a request of `before` tokens held, it leaves
+    behind the window when it grows to `after`.
+    """
+    declared, size = setting.declared, setting.geometry.block_size
     reader = before + 1 if declared.window_of_first else after
-    return max(0, reader - window) // setting.geometry.block_size
+    return [
+        0 if window is None or declared.ring else min(max(0, reader - window) // size, len(part))
+        for window, part in zip(declared.each_window, setting.parts(held, before), strict=True)
+    ]
 
 
 def dead(model: Model, setting: Setting, request: int, after: int) -> list[int]:
-    """The logical blocks that growing to `after` tokens leaves behind the window."""
-    count = behind(setting, len(model.live.get(request, ())), after)
-    return [i for i, page in enumerate(model.pages.get(request, ())[:count]) if page != GONE]
+    """The entries that growing to `after` tokens leaves behind the window."""
+    pages, before, start = model.pages.get(request, ()), len(model.live.get(request, ())), 0
+    found = list[int]()
+    left = behind(setting, pages, before, after)
+    for part, gone in zip(setting.parts(pages, before), left, strict=True):
+        found += [start + i for i, page in enumerate(part[:gone]) if page != GONE]
+        start += len(part)
+    return found
 
 
 def _given_back(model: Model, request: int, gone: Sequence[int]) -> list[int]:

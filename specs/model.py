@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import isfinite
 from typing import TypeVar
 
@@ -68,6 +69,8 @@ class Setting:
     """How many request names there are: a fork keeps tokens of a name that was given up."""
     capacity: int = field(init=False, repr=False, compare=False)
     """Tokens that fit into the usable blocks."""
+    widest: int = field(init=False, repr=False, compare=False)
+    """How far back the widest window of a table reads; 0 where there is none."""
     stride: int = field(init=False, repr=False, compare=False)
     """Tags that one request can have.
 
@@ -81,15 +84,39 @@ class Setting:
         put(self, "by_content", "prefix" in can)
         put(self, "shares", self.by_content or "fork" in can)
         put(self, "cuts_shared", self.by_content and "truncate" in can)
-        put(self, "tracks_pages", "fork" in can or self.declared.window is not None)
+        put(self, "tracks_pages", "fork" in can or any(self.declared.each_window))
         put(self, "names", self.requests * 2 if "fork" in can else self.requests)
         put(self, "capacity", len(self.usable) * self.geometry.block_size)
-        put(self, "stride", self.capacity + (self.declared.window or 0) + 2)
+        put(self, "widest", max(window or 0 for window in self.declared.each_window))
+        put(self, "stride", self.capacity + self.widest + 2)
 
     def may_grow(self, seq_len: int) -> bool:
         """Whether a request may grow to so many tokens: with a window it would for ever."""
-        window = self.declared.window
-        return window is None or seq_len <= self.capacity + window
+        return None in self.declared.each_window or seq_len <= self.capacity + self.widest
+
+    def spans(self, seq_len: int) -> tuple[int, ...]:
+        """The blocks due in each table of a request of so many tokens."""
+        longest = [window if self.declared.ring else None for window in self.declared.each_window]
+        return tuple(self.geometry.blocks_for(min(seq_len, most or seq_len)) for most in longest)
+
+    def place(self, window: int | None, position: int) -> tuple[int, int]:
+        """Where a table of this window has a position: (index in the table, offset)."""
+        turned = position % window if self.declared.ring and window else position
+        return divmod(turned, self.geometry.block_size)
+
+    def parts(self, table: tuple[int, ...], seq_len: int) -> list[tuple[int, ...]]:
+        """The tables of a request, which stand one behind the other in `table`."""
+        if not self.declared.windows:
+            return [table]
+        entries = iter(table)
+        return [tuple(islice(entries, span)) for span in self.spans(seq_len)]
+
+    def blocks_for(self, seq_len: int) -> int:
+        """The blocks due in all tables of a request, with what is reserved; 0 for 0 tokens."""
+        if self.declared.windows or self.declared.ring:
+            return sum(self.spans(seq_len))
+        ahead = self.declared.lookahead_tokens if seq_len else 0
+        return self.geometry.blocks_for(seq_len + ahead)
 
     def tag(self, request: int, position: int) -> int:
         """The tag of one token: > 0, and exact in every float format for small pools."""
@@ -110,9 +137,8 @@ class Setting:
         return (*tags, *(self.tag(request, p) for p in range(start, start + count)))
 
     def readable(self, tags: tuple[int, ...]) -> tuple[int, ...]:
-        """Those that the window still reads; all without one."""
-        window = self.declared.window
-        return tags if window is None else tags[-window:]
+        """Those that the window still reads, of table after table; all without one."""
+        return tuple(tag for window in self.declared.each_window for tag in tags[-(window or 0) :])
 
     def name_tag(self, value: float) -> str:
         """Words for what a slot holds."""

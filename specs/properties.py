@@ -29,17 +29,20 @@ class Need(Enum):
     LAZY_FORK = "the ability fork, with copies at the first write"
     PREFIX = "the ability prefix"
     INDEX = "a prefix index in the snapshot"
+    EVICTION = "a declared order of eviction, and that order in the snapshot"
     SWAP = "the ability swap"
     HOST = "swapped and host_free in the snapshot"
     WINDOW = "the ability window"
+    NULLS = "the ability window, with null entries for what it leaves behind"
+    RING = "the ability window, with a ring"
     ASK = "the ability ask"
     GROUP = "the ability group"
     FAULTS = "injected failure (--faults, one target at a time)"
 
 
 OF_ABILITIES = frozenset(
-    {Need.APPEND, Need.TRUNCATE, Need.FORK, Need.LAZY_FORK, Need.PREFIX, Need.INDEX}
-    | {Need.SWAP, Need.HOST, Need.WINDOW, Need.ASK, Need.GROUP}
+    {Need.APPEND, Need.TRUNCATE, Need.FORK, Need.LAZY_FORK, Need.PREFIX, Need.INDEX, Need.EVICTION}
+    | {Need.SWAP, Need.HOST, Need.WINDOW, Need.NULLS, Need.RING, Need.ASK, Need.GROUP}
 )
 """What only a target that declares an ability can offer."""
 

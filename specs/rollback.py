@@ -46,6 +46,9 @@ def _without_evictions(was: Snapshot, now: Snapshot) -> Snapshot:
         free = tuple(block for block in free if block not in gone - {*was.free_blocks})
     if count is not None and was.num_free is not None and count == was.num_free + len(gone):
         count = was.num_free
+    order = None if was.eviction_order is None else [b for b in was.eviction_order if b not in gone]
+    if order is None or order == [*(now.eviction_order or ())]:
+        now = replace(now, eviction_order=was.eviction_order)
     return replace(now, cached=was.cached, index=was.index, free_blocks=free, num_free=count)
 
 
@@ -67,8 +70,10 @@ def _without_drops(step: Step, was: Snapshot, now: Snapshot) -> Snapshot:
         count -= len(back - now.cached)
     if counts is not None:
         counts = {**counts, **{block: counts.get(block, 0) + 1 for block in gone}}
+    order = now.eviction_order
     return replace(
         now,
+        eviction_order=order and tuple(block for block in order if block not in back),
         block_tables={**now.block_tables, own: old},
         free_blocks=free,
         num_free=count,
@@ -165,10 +170,10 @@ def _perhaps(outcome: Done) -> str:
 def _takes(step: Step) -> bool:
     """Whether the call takes blocks, though no more than it leaves behind a window."""
     own, before, setting = step.command.request, step.before.model, step.after.setting
-    if setting.declared.window is None or own not in before.live:
+    if "window" not in setting.declared.abilities or own not in before.live:
         return False
     after = len(step.command.advance(before, setting).live.get(own, ()))
-    blocks_for = setting.geometry.blocks_for
+    blocks_for = setting.blocks_for
     return blocks_for(after) > blocks_for(len(before.live[own]))
 
 

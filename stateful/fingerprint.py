@@ -195,6 +195,8 @@ def all_in_attributes(kind: type) -> bool:
 def _place(value: Any, memory: dict[int, int]) -> str:
     """Which memory an array lies in and where, so that a view is told from a copy."""
     if hasattr(value, "untyped_storage"):
+        if not value.numel():  # It lies nowhere, and says any address.
+            return ""
         start, at = value.untyped_storage().data_ptr(), value.data_ptr()
     elif hasattr(value, "__array_interface__") and value.size:
         at, base = value.__array_interface__["data"][0], value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from operator import index
 from typing import Any, ParamSpec, TypeVar
 
@@ -151,13 +152,24 @@ class Observer:
 
     def slots(
         self, request: int, tables: Mapping[int, tuple[int, ...]], seq_len: int
-    ) -> list[Slot]:
-        """The slot of each position, as the manager's own map or else the table says."""
-        own = getattr(self.manager, "slots", None)
+    ) -> list[list[Slot]]:
+        """The slot of each position, of each table, as the manager's own map or the table says."""
+        own, declared = getattr(self.manager, "slots", None), self.setting.declared
         if own is not None:
-            return [(block, offset) for _, block, offset in own(self.handles[request])]
+            every = own(self.handles[request])
+            if not declared.windows:
+                return [[(block, offset) for _, block, offset in every]]
+            several = range(len(declared.windows))
+            return [[(b, at) for which, b, at in every if which == i] for i in several]
         size, table = self.setting.geometry.block_size, tables.get(request, ())
-        return [(table[p // size], p % size) for p in range(min(seq_len, len(table) * size))]
+        if not (declared.windows or declared.ring):
+            return [[(table[p // size], p % size) for p in range(min(seq_len, len(table) * size))]]
+        found = []
+        parts = self.setting.parts(table, seq_len)
+        for window, part in zip(declared.each_window, parts, strict=True):
+            places = (self.setting.place(window, p) for p in range(seq_len))
+            found.append([(part[index], at) for index, at in places if index < len(part)])
+        return found
 
     def follow_tensor(self) -> None:
         """Use the tensor that the manager has now: it may have put another in its place."""
@@ -179,16 +191,22 @@ class Observer:
         width = self.setting.geometry.head_dim
         read: dict[int, tuple[float, ...] | Unreadable] = {}
         for r, tags in self.last[0].items():
-            due = len(self.setting.readable(tags))
             if own is None:
-                read[r] = self._read_slots(r, len(tags), due)
+                read[r] = self._read_slots(r, len(tags))
             else:
+                due = len(self.setting.readable(tags))
                 read[r] = reconstruct(own, self.handles[r], due, width)
         return read
 
-    def _read_slots(self, request: int, seq_len: int, due: int) -> tuple[float, ...] | Unreadable:
-        tables = self.last[1].block_tables
-        return _attempt(lambda: self.pool.read(self.slots(request, tables, seq_len)[-due:]))
+    def _read_slots(self, request: int, seq_len: int) -> tuple[float, ...] | Unreadable:
+        tables, each = self.last[1].block_tables, self.setting.declared.each_window
+
+        def read() -> tuple[float, ...]:
+            parts = zip(each, self.slots(request, tables, seq_len), strict=True)
+            last = (slots[-min(window or seq_len, seq_len) :] for window, slots in parts)
+            return self.pool.read(list(chain.from_iterable(last)))
+
+        return _attempt(read)
 
     def reports(self) -> Mapping[int, Report | Unreadable] | None:
         """The allocation report of each live request; None where the manager makes none."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from time import monotonic, process_time
 
+from pagedkv.abilities import AbilityName
 from pagedkv.declarations import Declarations
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
@@ -21,7 +22,7 @@ from pagedkv.stateful.explorer import (
     explore,
 )
 from pagedkv.stateful.plan import Plan
-from pagedkv.stateful.profiles import Scope, fixed_scope
+from pagedkv.stateful.profiles import EVERY, Scope, fixed_scope
 from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import varies
@@ -178,9 +179,15 @@ With at most two blocks of 3, the least size with a block that was cut and is no
 """
 
 
-def together(declared: Declarations, *, pair: bool = False) -> Scope | None:
-    """The scope of all abilities at once, which proofs are over too; None for the core alone."""
-    if not declared.abilities:
+def together(
+    declared: Declarations, *, pair: bool = False, using: Set[AbilityName] = EVERY
+) -> Scope | None:
+    """The scope of all abilities at once, which proofs are over too; None for the core alone.
+
+    using: only of these, as far as they are declared.
+    """
+    abilities = frozenset(declared.abilities & using)
+    if not abilities:
         return None
     pools = [g for g in fixed_scope(declared).geometries if g.num_blocks <= TOGETHER_BLOCKS]
     # A target that has none of our block sizes is tried with its smallest.
@@ -189,7 +196,7 @@ def together(declared: Declarations, *, pair: bool = False) -> Scope | None:
         g for g in pools if g.block_size <= max(least, TOGETHER_SIZE + (g.num_blocks < 3))
     )
     requests = 2 if pair or declared.engine else 3
-    return Scope("together", small, requests, abilities=frozenset(declared.abilities))
+    return Scope("together", small, requests, abilities=abilities)
 
 
 def order(found: Found) -> tuple[int, Geometry]:

@@ -1,7 +1,8 @@
 """From a recorded history to the shortest core that breaks the same property.
 
-The fixed scope is searched first: most faults show there, and what is found there is proven
-shortest, however long the history was. Only for the others the history itself is cut.
+The fixed scope is searched first, and that of the abilities that the history uses: most faults
+show there, and what is found there is proven shortest, however long the history was. Only for the
+others the history itself is cut.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
 from pagedkv.stateful.examples import example_of, others
-from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, Progress, explore
+from pagedkv.stateful.explorer import Found
 from pagedkv.stateful.injecting import example_under_fault, rerun_under_fault
 from pagedkv.stateful.locate import Break, Locator, Tell, nobody
 from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.naming import renamed
-from pagedkv.stateful.profiles import EVERY, Scope, fixed_scope
+from pagedkv.stateful.profiles import EVERY, Scope
+from pagedkv.stateful.proving import Prover, Searched
 from pagedkv.stateful.reduce import Reducer
-from pagedkv.stateful.report import Counterexample, OneMinimal, Proof, Shortest, Unfinished
+from pagedkv.stateful.report import Counterexample, Proof, Unfinished
 from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.swift import SwiftWorld
 from pagedkv.stateful.target import CannotDrive
@@ -34,7 +36,7 @@ from pagedkv.stateful.trust import System
 SMALL_NAMES = 64
 """Requests are renamed where a recorded id is not below this: tags are made from names."""
 FIXED_SECONDS = 12.0
-"""How long the fixed scope may be searched."""
+"""How long the fixed scope may be searched, and so long that of abilities."""
 LOOKED_AT = 500
 """Up to so many commands are tried without pairs, merges and smaller sizes, each judged whole."""
 
@@ -171,58 +173,42 @@ class _Shrinking:
 
     def run(self) -> Shrunk:
         history, name = self._history, self._trace.breaks
-        explored = None if name is None else self._explore(name)
-        if explored is not None and name is not None and name in explored.found:
-            return self._fixed(explored.found[name])
+        searched = None if name is None else self._search(name)
+        if searched is not None and searched.found is not None:
+            return self._fixed(searched, searched.found)
         found = history.locator(tell=self._tell).locate(history.commands)
         if found is None:
             return Shrunk(None)
         violation = history.which(found)
         other = violation.property.id
-        if explored is None or other != name:
-            explored = self._explore(other)
-            if other in explored.found:
-                return self._fixed(explored.found[other])
+        if searched is None or other != name:
+            searched = self._search(other)
+            if searched.found is not None:
+                return self._fixed(searched, searched.found)
         self._best = Case(history.geometry, history.commands[: found.steps], violation)
-        return self._cut(other, found.steps, explored)
+        return self._cut(searched, found.steps)
 
-    def _explore(self, name: str) -> Exploration:
-        """The fixed scope, searched for one property."""
-        scope = fixed_scope(self._history.declared)
+    def _search(self, name: str) -> Searched:
+        """The fixed scope, and that of the history's abilities, searched for one property."""
+        history, declared = self._history, self._history.declared
+        prover = Prover(self._subject, declared, history.judge, FIXED_SECONDS, self._tell)
+        return prover.search(name, history.commands)
 
-        def tell(progress: Progress) -> None:
-            what = (
-                f"fixed scope, at most {FIXED_SECONDS:.0f} s, {progress.states:,} states, "
-                f"depth {progress.depth}"
-            )
-            self._tell(what, progress.transitions, 0)
-
-        exploration, _ = explore(
-            lambda geometry: self._subject.world(scope, geometry),
-            scope.geometries,
-            self._history.judge,
-            Limits(seconds=FIXED_SECONDS, hard_seconds=FIXED_SECONDS, enough={name}),
-            tell,
-        )
-        if exploration.stopped == INTERRUPTED:
-            raise KeyboardInterrupt
-        return exploration
-
-    def _fixed(self, found: Found) -> Shrunk:
-        proof = Shortest(found.states)
+    def _fixed(self, searched: Searched, found: Found) -> Shrunk:
+        proof = searched.proof_of(found)
         return Shrunk(self._history.example(found.geometry, found.commands, found.violation, proof))
 
-    def _cut(self, name: str, steps: int, explored: Exploration) -> Shrunk:
+    def _cut(self, searched: Searched, steps: int) -> Shrunk:
         unfinished = None
         try:
-            finished = self._reduce(name)
+            finished = self._reduce(searched.name)
             if not finished:
                 unfinished = "the time for cutting was spent"
         except KeyboardInterrupt:
             unfinished = "interrupted"
         best = self._best
         assert best is not None
-        proof: Proof = _proof(explored, len(best.commands))
+        proof = searched.proof_beside(len(best.commands))
         if unfinished is not None:
             proof = Unfinished(unfinished)
         example = self._history.example(best.geometry, best.commands, best.violation, proof)
@@ -251,13 +237,3 @@ class _Shrinking:
             smallest = minimiser.one_minimal(history.geometry, commands, until=self._until)
             self._best = smallest or self._best
         return finished and monotonic() < self._until
-
-
-def _proof(explored: Exploration, steps: int) -> OneMinimal:
-    searched = f"all {explored.states:,} states of it"
-    if explored.exhausted:
-        return OneMinimal(f"the fault does not show in the fixed scope, {searched}")
-    short = f"histories of up to {explored.depth} command(s)"
-    if explored.covers(steps - 1):
-        return OneMinimal(f"it does not show in the fixed scope in {short}; {explored.stopped}")
-    return OneMinimal(f"the search of the fixed scope ended: {explored.stopped}")

@@ -91,7 +91,7 @@ class World:
         host = int(self.manager.num_host_blocks) if "swap" in declared.abilities else 0  # type: ignore[attr-defined]
         setting = Setting(geometry, declared, usable, requests, keeps_released, active, host)
         self.setting = setting
-        pool: Pool = ShadowPool(geometry.block_size)
+        pool: Pool = ShadowPool(geometry.block_size, seen.reserved)
         if tensor is not None:
             check_tensor(tensor, geometry, setting.highest_tag)
             pool = TensorPool(tensor)
@@ -139,11 +139,11 @@ class World:
         given = returned = view(request)
         asked = ask(command, self) if "ask" in self.setting.active else None
         outcome = self._call(command)
-        reused, observed = frozenset[int](), True
+        reused, early, observed = frozenset[int](), None, True
         try:
             returned = view(request)
             if isinstance(outcome, Done) and isinstance(expected, Grant):
-                reused = self._grant(before, here.after(command), command, request)
+                reused, early = self._grant(before, here.after(command), command, request)
                 # Being told that a block is computed may let it be replaced by an equal one.
                 returned = view(request) if self.setting.by_content else returned
             else:
@@ -173,6 +173,7 @@ class World:
             None,
             observed,
             asked,
+            early,
         )
 
     def _refuse(self, before: State) -> None:
@@ -209,10 +210,10 @@ class World:
 
     def _grant(
         self, before: State, logic: Logic, command: Command, request: Request
-    ) -> frozenset[int]:
+    ) -> tuple[frozenset[int], frozenset[int] | None]:
         """Follow a grant: write the new tokens' tags where the tables say, poison what was freed.
 
-        Returns the blocks taken that were freed before in this history.
+        Returns the blocks taken that were freed before in this history, and `Step.early`.
         """
         eyes, model = self._eyes, logic.model
         seen, views = eyes.look(model.live)
@@ -227,17 +228,21 @@ class World:
             eyes.pool.poison(freed)
             self._freed |= freed
         tags = model.live.get(command.request, ())
-        there = command.written(self.manager, before, request)
+        there, early = command.written(self.manager, before, request), None
         if len(tags) > there:
-            slots = eyes.slots(command.request, seen.block_tables, len(tags))[there:]
-            eyes.pool.write(slots, tags[there : there + len(slots)])
+            every = eyes.slots(command.request, seen.block_tables, len(tags))
+            if self.setting.by_content and seen.index is not None:
+                named = frozenset(block for slots in every for block, _ in slots[there:])
+                early = named.intersection(seen.index.values())
+            for slots in every:
+                eyes.pool.write(slots[there:], tags[there : len(slots)])
         computed = getattr(self.manager, "computed", None)
         if computed is not None and command.request in model.live:
             computed(request)
             self._stand(logic, *eyes.look(model.live))
         elif self.setting.by_content:
             self._stand(logic, seen, views)
-        return taken & self._freed
+        return taken & self._freed, early
 
     def _freed_by(self, before: State, seen: Snapshot) -> frozenset[int]:
         """The blocks whose content is nobody's from now on."""

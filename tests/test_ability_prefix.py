@@ -381,7 +381,7 @@ def test_rejects_a_grant_without_a_block_for_the_copy():
     judgement = judge_counted(step(Decode(0), cut(free_blocks=()), grown))
     expected = (
         "decode(0) granted: needed(1) > available(0), "
-        "for its tail, block 0, is held by 1 other request(s)"
+        "for others hold 1 of the blocks [0] that it writes into"
     )
     assert Broken(expected, (0,), (0,)) == judgement
 
@@ -390,7 +390,7 @@ def test_rejects_a_refusal_for_a_copy_that_nobody_needs():
     alone = after(CUTS, Prefill(0, 2), Truncate(0, 1))
     full = seen(CUTS, alone, {0: (0,)}, index={"a": 0}, free_blocks=())
     judgement = judge_counted(step(Decode(0), full, full, outcome=OOM))
-    assert "needed(0) <= available(0), for its tail, block 0, is held by 0" in message(judgement)
+    assert "needed(0) <= available(0), for others hold 0 of the blocks [0]" in message(judgement)
 
 
 def test_fewest_blocks_count_what_is_equal_once():

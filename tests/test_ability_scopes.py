@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from builders import declaring
 from pagedkv.abilities import AbilityName
 from pagedkv.shared_arrays import SharedArrayKVCacheManager
 from pagedkv.shared_reference import SharedKVCacheManager
@@ -11,18 +14,22 @@ from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.explorer import Exploration, Limits, explore
-from pagedkv.stateful.profiles import COMBINED, Scope
+from pagedkv.stateful.profiles import COMBINED, PROFILES, Scope
 from pagedkv.stateful.subject import Subject
 
 SMALL = (Geometry(1, 1), Geometry(1, 2), Geometry(2, 1), Geometry(2, 2))
 TINY = SMALL[:3]
 
 
-def counted(names: frozenset[AbilityName], geometries: tuple[Geometry, ...]) -> Exploration:
+def counted(
+    names: frozenset[AbilityName], geometries: tuple[Geometry, ...], lookahead: int = 0
+) -> Exploration:
     """Search both in lockstep, asked before each call; nothing may be found, or doubted."""
     window = 2 if "window" in names else None
     both = (SharedKVCacheManager, SharedArrayKVCacheManager)
-    factories = tuple(kind.configured(*names, "ask", window=window) for kind in both)
+    factories = tuple(
+        kind.configured(*names, "ask", window=window, lookahead=lookahead) for kind in both
+    )
     subject = Subject("both", factories)
     scope = Scope("ability", geometries, 2, abilities=names | {"ask"})
     needs = offered(*subject.world(scope, geometries[0]).states)
@@ -59,6 +66,57 @@ COUNTS: dict[str, tuple[tuple[Geometry, ...], int, int]] = {
 def test_both_managers_agree_over_every_history_of_small_pools(names):
     geometries, states, transitions = COUNTS[names]
     done = counted(frozenset(names.split("+")), geometries)
+    assert (done.states, done.transitions) == (states, transitions)
+
+
+# Blocks of 3 tokens: the least that are cut, grow, and are not full again.
+THREES: dict[str, tuple[int, int]] = {"truncate": (122, 1_850), "append+window": (164, 2_624)}
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("names", THREES)
+def test_both_managers_agree_in_blocks_of_three(names):
+    done = counted(frozenset(names.split("+")), (Geometry(2, 3),))
+    assert (done.states, done.transitions) == THREES[names]
+
+
+@pytest.mark.parametrize(
+    ("names", "most"),
+    [
+        ("truncate", 2),
+        ("append+window", 2),
+        ("fork", 1),
+        ("prefix+truncate", 1),
+        ("fork+prefix", 0),
+    ],
+)
+def test_blocks_of_three_are_tried_where_that_is_cheap(names, most):
+    declared = declaring(
+        engine=True,
+        abilities=set(names.split("+")),
+        window=2 if "window" in names else None,
+        null_block=-1,
+    )
+    for engine, due in ((False, most), (True, 0)):
+        scopes = PROFILES["nightly"].scopes(replace(declared, engine=engine), pair=False)
+        (scope,) = (s for s in scopes if s.name == "+".join(sorted(names.split("+"))))
+        threes = [g.num_blocks for g in scope.geometries if g.block_size == 3]
+        assert threes == [*range(1, due + 1)]
+        assert {g.num_blocks for g in scope.geometries if g.block_size == 2} == {1, 2, 3}
+
+
+# Lookahead takes most of a pool, so that pools of 3 blocks and blocks of 3 tokens are small.
+AHEAD: dict[int, tuple[tuple[Geometry, ...], int, int]] = {
+    1: ((Geometry(2, 1), Geometry(3, 1), Geometry(2, 2), Geometry(2, 3)), 122, 2_310),
+    2: ((Geometry(3, 1), Geometry(2, 3)), 50, 893),
+}
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("lookahead", AHEAD)
+def test_both_managers_agree_with_lookahead(lookahead):
+    geometries, states, transitions = AHEAD[lookahead]
+    done = counted(frozenset({"append", "truncate"}), geometries, lookahead)
     assert (done.states, done.transitions) == (states, transitions)
 
 

@@ -22,12 +22,13 @@ from pagedkv.driver.client import Driver
 from pagedkv.driver.history import CantBeHad, Varies
 from pagedkv.driver.server import Session
 from pagedkv.driver.wire import BadAnswer
+from pagedkv.loading import BadTarget
 from pagedkv.specs.abilities.core import Decode, Prefill
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.steps import Raised
 from pagedkv.stateful.trust import Trust
 from pagedkv.stateful.world import World
-from pagedkv.targets import BadTarget, Pair, resolve
+from pagedkv.targets import Pair, resolve
 
 STATE = '{"block_tables": {}, "seq_lens": {}, "free_blocks": [0]}'
 HELLO = '{"id": %d, "version": 1, "snapshot": ' + STATE + "}"

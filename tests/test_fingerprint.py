@@ -267,3 +267,8 @@ def test_a_field_is_left_out_inside_sets_too():
     one, other = {Point(1, 1)}, {Point(1, 2)}
     assert fingerprint(one) != fingerprint(other)
     assert fingerprint(one, ["y"]) == fingerprint(other, ["y"])
+
+
+def test_a_tensor_of_no_elements_lies_nowhere():
+    one, other = torch.zeros(0, 3), torch.zeros(8)[:0].reshape(0, 3)
+    assert fingerprint([one]) == fingerprint([other]) == fingerprint([torch.zeros(0, 3)])

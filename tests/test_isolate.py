@@ -11,6 +11,7 @@ import pytest
 import pagedkv
 from pagedkv.api import Options, check_targets
 from pagedkv.driver.client import HUNG_SECONDS, Driver
+from pagedkv.loading import BadTarget
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
@@ -19,7 +20,7 @@ from pagedkv.specs.steps import Raised
 from pagedkv.stateful.explorer import Exploration, Limits, explore
 from pagedkv.stateful.report import Shortest
 from pagedkv.stateful.world import World
-from pagedkv.targets import BadTarget, Target, isolated, resolve
+from pagedkv.targets import Target, isolated, resolve
 
 HERE = __file__.rpartition("/")[0]
 

@@ -14,8 +14,9 @@ import torch
 from pagedkv import targets
 from pagedkv.arrays import ArrayKVCacheManager
 from pagedkv.builtin import BUILTINS, Builtin
+from pagedkv.loading import BadTarget
 from pagedkv.reference import KVCacheManager
-from pagedkv.targets import BadTarget, Pair, Target, default_targets, resolve, version_of
+from pagedkv.targets import Pair, Target, default_targets, resolve, version_of
 
 MANAGER = """
     from pagedkv import KVCacheManager

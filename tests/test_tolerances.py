@@ -14,8 +14,9 @@ import pagedkv
 from pagedkv import Declarations, Raises, Returns, cli
 from pagedkv.commands.files import write_traces
 from pagedkv.config import BadConfig, read_config
+from pagedkv.loading import BadTarget
 from pagedkv.stateful.reproducer import pytest_function
-from pagedkv.targets import BadTarget, isolated, resolve
+from pagedkv.targets import isolated, resolve
 from pagedkv.tolerances import BadTolerance, Tolerant, over
 from projects import COPY, pytest_in, write
 

@@ -34,7 +34,8 @@ def resolve_all(
     names: Iterable[str], tolerances: Tolerances | None = None, *, isolate: bool = False
 ) -> list[Target | Pair]:
     """The targets, each once, in the order given; none of their code runs here if `isolate`."""
-    from pagedkv.targets import BadTarget, default_targets, is_apart, isolated, resolve
+    from pagedkv.loading import BadTarget
+    from pagedkv.targets import default_targets, is_apart, isolated, resolve
 
     once, told = list(dict.fromkeys(names)), dict(tolerances or {})
     try:

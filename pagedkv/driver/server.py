@@ -314,7 +314,8 @@ def main(name: str, table: str | None = None) -> int:
 
 
 def _answers(name: str, tolerances: Tolerances) -> Answer:
-    from pagedkv.targets import BadTarget, Target, resolve
+    from pagedkv.loading import BadTarget
+    from pagedkv.targets import Target, resolve
 
     try:
         target = resolve(name, tolerances)

@@ -162,6 +162,7 @@ SNAPSHOT: Mapping[str, _Codec] = {
     "withheld": _SET,
     "swapped": _TABLES,
     "host_free": _NUMBERS,
+    "eviction_order": _NUMBERS,
 }
 """Every field of a Snapshot; null, or a field that is left out, is its default."""
 _REQUIRED = ("block_tables", "seq_lens")

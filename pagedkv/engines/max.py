@@ -53,11 +53,16 @@ class MaxBlockManager:
         self._live: dict[Request, TextContext] = {}  # by the identity of the handle
 
     def _context(self, req: Request) -> TextContext:
-        """The engine's request; a new one has a salt of its own, so that it shares no block."""
+        """The engine's request."""
         tokens = TokenBuffer(np.array(req.tokens, dtype=np.int64))
         return self._live.get(req) or TextContext(
-            max_length=1 << 20, tokens=tokens, cache_salt=RequestID().value
+            max_length=1 << 20, tokens=tokens, cache_salt=self._salt(req)
         )
+
+    def _salt(self, _req: Request) -> str | None:
+        """A new request has one of its own, so that it shares no block."""
+        salt: str = RequestID().value
+        return salt
 
     def _allocate(self, req: Request, context: TextContext) -> None:
         hit = self._engine.reuse_blocks_from_prefix_cache(context)
@@ -106,6 +111,10 @@ class MaxBlockManager:
             yield block.bid
             block = block.next_free_block
 
+    def _label(self, _block: object) -> str | None:
+        """What tells the content of a committed block apart: nothing, no other request asks."""
+        return ""
+
     def snapshot(self) -> Snapshot:
         """All that the engine keeps, live; cached blocks that nobody holds stand in its queue."""
         names = {context.request_id: req.request_id for req, context in self._live.items()}
@@ -128,8 +137,11 @@ class MaxBlockManager:
         done = engine.req_to_committed_idx
         live = sorted(((names[r.request_id], c) for r, c in self._live.items()), key=itemgetter(0))
         return (
-            (*self._queue(), None, *self.free_blocks, None, pool.num_free_blocks),
-            tuple((b.ref_cnt, b.block_hash and cache.get(b.block_hash) is b) for b in pool.pool),
+            (*self._queue(), None, *sorted(pool.free_blocks), None, pool.num_free_blocks),
+            tuple(
+                (b.ref_cnt, b.block_hash and cache.get(b.block_hash) is b and self._label(b))
+                for b in pool.pool
+            ),
             (len(engine.req_to_replica), len(tables), len(hashes), len(done), len(cache)),
             *(
                 (name, _length(c), *(b.bid for b in tables.get(c.request_id, ())))

@@ -24,10 +24,20 @@ def standing_in(package: str, *modules: str) -> Iterator[None]:
     """Let `package` and these modules of it be imported inside, though it is not installed.
 
     Nothing stands in for a package that is installed, and afterwards nothing is left behind.
-    Warnings of what is imported, about hardware that is not there, are not shown.
     """
     names = [package, *(f"{package}.{module}" for module in modules)]
-    absent = [] if find_spec(package) else names
+    with left_out(*([] if find_spec(package) else names)):
+        yield
+
+
+@contextmanager
+def left_out(*modules: str) -> Iterator[None]:
+    """Let these modules be imported inside without being run; afterwards nothing is left behind.
+
+    A module that is imported already stays. Warnings of what is imported, about hardware that is
+    not there, are not shown.
+    """
+    absent = [name for name in modules if name not in sys.modules]
     for name in absent:
         sys.modules[name] = module = _Nothing(name)
         module.__path__ = []

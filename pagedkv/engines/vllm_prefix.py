@@ -33,12 +33,15 @@ class VllmPrefix(VllmManager):
         engine=True,
         publishes_at_once=True,
         keeps_duplicates=True,
+        evicts="lru-tail-first",
         because={
             "out_of_blocks": "KVCacheManager.allocate_slots: 'Cannot allocate new blocks'",
             "wrong_use": "KVCacheManager.allocate_slots and free promise nothing about it",
             "engine": "a copy of KVCacheManager takes some 400 microseconds",
             "publishes_at_once": "KVCacheManager.allocate_slots calls cache_blocks",
             "keeps_duplicates": "BlockHashToBlockMap: 'We currently don't de-duplicate the blocks'",
+            "evicts": "FreeKVCacheBlockQueue: 'The least recent used block is at the front', and "
+            "'the one with more hash tokens (the tail of a block chain) is at the front'",
         },
     )
     state_key = VllmManager.blocks_key  # all tokens that wait are zeros
@@ -65,6 +68,7 @@ class VllmPrefix(VllmManager):
             free_blocks=tuple(b for b in queue if b not in cached),
             num_free=pool.get_num_free_blocks() - len(cached),
             cached=frozenset(cached),
+            eviction_order=tuple(b for b in queue if b in cached),
             index=dict(index(pool)),
         )
 

@@ -25,6 +25,7 @@ KINDS = (
     "delayed",
     "sharing",
     "prefixes",
+    "evicting",
     "growing",
     "moving",
     "asking",

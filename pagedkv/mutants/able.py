@@ -35,6 +35,13 @@ class Truncating(Sharing):
     abilities = frozenset({"truncate"})
 
 
+class Reserving(Sharing):
+    """The reference with append and truncate, and room for one more token at any time."""
+
+    abilities = frozenset({"append", "truncate"})
+    lookahead = 1
+
+
 class Windowed(Sharing):
     """The reference with append and a window of two tokens."""
 
@@ -95,6 +102,12 @@ class CachingAndTruncating(Sharing):
     """The reference with prefix and truncate."""
 
     abilities = frozenset({"prefix", "truncate"})
+
+
+class CachingAtOnceAndTruncating(CachingAndTruncating):
+    """The same, with blocks published by the call that takes them."""
+
+    publishes_at_once = True
 
 
 class Grouping(Sharing):
@@ -174,6 +187,13 @@ class ArrayAppending(SharedArrayKVCacheManager):
     """The array-backed manager with append alone."""
 
     abilities = frozenset({"append"})
+
+
+class ArrayReserving(SharedArrayKVCacheManager):
+    """The array-backed manager with append and truncate, and room for one more token."""
+
+    abilities = frozenset({"append", "truncate"})
+    lookahead = 1
 
 
 class ArraySwapping(SharedArrayKVCacheManager):

@@ -1,4 +1,4 @@
-"""Faults in growing by many tokens, in taking tokens back, and behind a window."""
+"""Faults in growing by many tokens, in taking tokens back, with lookahead, and behind a window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from typing import Any
 
 from pagedkv.configurable import NULL_BLOCK
 from pagedkv.ledger import blocks_for
-from pagedkv.mutants.able import Appending, ArrayAppending, Truncating, Windowed
+from pagedkv.mutants.able import (
+    Appending,
+    ArrayAppending,
+    ArrayReserving,
+    Reserving,
+    Truncating,
+    Windowed,
+)
 from pagedkv.mutants.registry import planted
 from pagedkv.protocol import OutOfBlocks, Request
 from pagedkv.shared_blocks import SharedBlocks
@@ -149,6 +156,58 @@ class ReturnsOneTooMany(Truncating):
         if len(plan.lease.blocks) < len(req.block_table):
             plan.blocks.free = sorted([*plan.blocks.free, plan.lease.blocks[-1]])
         return plan
+
+
+# ---------------------------------------------------------------- lookahead
+
+
+@planted("table-cover", 2)
+class ReservesAtAdmissionOnly(Reserving):
+    """Reserves the blocks of the token to come for a prompt, and never again."""
+
+    def _plan_growth(self, action: str, req: Request, count: int) -> Plan:
+        plan = super()._plan_growth(action, req, count)
+        kept = max(len(req.block_table), blocks_for(plan.seq_len, self.block_size))
+        plan.blocks.drop(plan.lease.blocks[kept:])
+        return plan._replace(lease=plan.lease._replace(blocks=plan.lease.blocks[:kept]))
+
+
+@planted("table-cover", 2)
+class CutsWhatIsReserved(Reserving):
+    """Gives back all that the tokens left need not, what is reserved for the next one included."""
+
+    def _plan_truncate(self, req: Request, seq_len: Any) -> Plan:
+        plan = super()._plan_truncate(req, seq_len)
+        kept = blocks_for(plan.seq_len, self.block_size)
+        plan.blocks.drop(plan.lease.blocks[kept:])
+        return plan._replace(lease=plan.lease._replace(blocks=plan.lease.blocks[:kept]))
+
+
+@planted("conservation", 2)
+class LosesWhatIsReserved(ArrayReserving):
+    """Gives back the blocks of a released request that have a token in them, and no other."""
+
+    def release_request(self, req: Request) -> None:
+        reserved = req.block_table[blocks_for(req.seq_len, self.block_size) :]
+        super().release_request(req)
+        last = self._free[: self._num_free].tolist()
+        left = [block for block in last if block not in reserved]
+        self._free[: len(left)] = left
+        self._num_free = len(left)
+
+
+@planted("rollback", 2)
+class ReservesAfterTaking(Reserving):
+    """Takes the blocks of an append, finds none to reserve behind them, refuses, and keeps them."""
+
+    def allocate_for_append(self, req: Request, count: Any) -> None:
+        try:
+            super().allocate_for_append(req, count)
+        except OutOfBlocks:
+            needed = blocks_for(req.seq_len + count, self.block_size) - len(req.block_table)
+            if needed <= self._blocks.available:
+                self._blocks.free = self._blocks.free[needed:]
+            raise
 
 
 # ---------------------------------------------------------------- window

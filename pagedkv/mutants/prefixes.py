@@ -12,6 +12,7 @@ from pagedkv.mutants.able import (
     CachingAndGrouping,
     CachingAndTruncating,
     CachingAtOnce,
+    CachingAtOnceAndTruncating,
 )
 from pagedkv.mutants.registry import planted
 from pagedkv.protocol import OutOfBlocks, Request
@@ -196,6 +197,16 @@ class PublishesOneBlockTooFew(CachingAtOnce):
         super()._publish(blocks, lease, seq_len - 1)
 
 
+@planted("prefix-computed", 1)
+class PublishesBeforeComputed(Caching):
+    """Publishes the blocks of a prompt when it takes them, before anything is written to them."""
+
+    def _plan_prefill(self, req: Request) -> Plan:
+        plan = super()._plan_prefill(req)
+        self._publish(plan.blocks, plan.lease, plan.seq_len)
+        return plan
+
+
 class _LastWins(SharedBlocks):
     def publish(self, block: int, key: Key) -> None:
         self.index[key] = block
@@ -216,7 +227,7 @@ class _KeepsKey(SharedBlocks):
         return self.cached.pop(0)
 
 
-@planted("index-exact", 3, seen="vLLM #4764")
+@planted("prefix-computed", 3, seen="vLLM #4764")
 class EvictsAndKeepsKey(Caching):
     """Leaves the key of an evicted block in the index."""
 
@@ -234,15 +245,16 @@ class KeepsFlagOfRecycled(ArrayCaching):
 
 class _EvictsHeld(SharedBlocks):
     def evict(self) -> int:
-        block = min(self.index.values())
-        self.cached = [other for other in self.cached if other != block]
-        self.withdraw(block)
-        return block
+        held = [block for block in self.index.values() if block in self.refs]
+        if not held:
+            return super().evict()
+        self.withdraw(min(held))
+        return min(held)
 
 
 @planted("table-unique", 3)
 class EvictsHeldBlock(Caching):
-    """Evicts the lowest block that is published, whoever holds it."""
+    """Evicts the lowest published block that somebody holds, if there is one."""
 
     pool_kind = _EvictsHeld
 
@@ -308,7 +320,7 @@ class FindsWithheld(CachingAndGrouping):
 
 
 @planted("prefix-whole", 3)
-class KeepsKeyOfTruncated(CachingAndTruncating):
+class KeepsKeyOfTruncated(CachingAtOnceAndTruncating):
     """Leaves the key of a published block in place when its request writes into it again."""
 
     def _plan_growth(self, action: str, req: Request, count: int) -> Plan:

@@ -20,7 +20,9 @@ from pagedkv.specs.abilities.core import Prefill, Release, found, lengths, put
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
 from pagedkv.specs.content import EXTRAS, tags_of
-from pagedkv.specs.growth import admission, free_name, placed
+from pagedkv.specs.early import COMPUTED
+from pagedkv.specs.eviction import EVICTION, new_prompt
+from pagedkv.specs.growth import admission, free_name, overwritten, placed
 from pagedkv.specs.model import POISON, Model, Setting
 from pagedkv.specs.properties import (
     HOLDS,
@@ -152,16 +154,6 @@ def _flaw(
     return None
 
 
-def _new_prompt(step: Step) -> tuple[int, ...] | None:
-    """The tags of the prompt that the step is to admit; None if it admits none."""
-    own, setting = step.command.request, step.after.setting
-    if own in step.before.model.live or not step.command.takes:
-        return None
-    if own in step.before.model.swapped or len(step.command.names()) > 1:
-        return None
-    return step.command.advance(step.before.model, setting).live[own]
-
-
 def _hits(step: Step, tags: tuple[int, ...]) -> list[int]:
     """The blocks that the index had for the leading blocks of a prompt, its last token left out.
 
@@ -181,7 +173,7 @@ def _hits(step: Step, tags: tuple[int, ...]) -> list[int]:
 
 def judge_found(step: Step) -> Judgement:
     """A prompt finds exactly the leading blocks that the index had for it."""
-    tags = _new_prompt(step)
+    tags = new_prompt(step)
     if tags is None or not step.granted:
         return VACUOUS
     own, due = step.command.request, _hits(step, tags)
@@ -204,11 +196,11 @@ def judge_counted(step: Step) -> Judgement:
     """A call is granted exactly where what it finds, or has to copy, makes it fit."""
     if not isinstance(step.outcome, NoBlocks | Done):
         return VACUOUS
-    tags = _new_prompt(step)
+    tags = new_prompt(step)
     if tags is None:
         return _judge_growth(step)
     hits = _hits(step, tags)
-    needed = step.after.setting.geometry.blocks_for(len(tags)) - len(hits)
+    needed = step.after.setting.blocks_for(len(tags)) - len(hits)
     available = step.before.available - len(step.before.seen.snapshot.cached.intersection(hits))
     why = f"{len(hits)} block(s) of its prompt are found"
     return _judge_fit(step, needed, available, tuple(hits), why)
@@ -219,15 +211,17 @@ def _judge_growth(step: Step) -> Judgement:
     own, setting, model = step.command.request, step.after.setting, step.before.model
     before = len(model.live.get(own, ()))
     after = len(step.command.advance(model, setting).live.get(own, ()))
-    cut = setting.cuts_shared and before % setting.geometry.block_size > 0
-    if after <= before or not cut or setting.declared.window is not None:
+    grows = 0 < before < after and setting.cuts_shared
+    if not grows or setting.declared.window is not None:
         return VACUOUS
-    tables = step.before.seen.tables
-    tail = tables[own][-1]
-    others = sum(tail in table for r, table in tables.items() if r != own)
-    needed = setting.geometry.blocks_for(after) - setting.geometry.blocks_for(before)
-    why = f"its tail, block {tail}, is held by {others} other request(s)"
-    return _judge_fit(step, needed + (others > 0), step.before.available, (tail,), why)
+    tables, written = step.before.seen.tables, overwritten(setting, before, after)
+    blocks = tables.get(own, ())[written.start : written.stop]
+    if not blocks:
+        return VACUOUS
+    shared = [b for b in blocks if any(b in table for r, table in tables.items() if r != own)]
+    needed = setting.blocks_for(after) - setting.blocks_for(before) + len(shared)
+    why = f"others hold {len(shared)} of the blocks {list(blocks)} that it writes into"
+    return _judge_fit(step, needed, step.before.available, blocks, why)
 
 
 def _judge_fit(
@@ -248,7 +242,7 @@ def _judge_fit(
 
 def judge_published(step: Step) -> Judgement:
     """What a prompt fills is indexed once it is computed, in its own blocks or in others."""
-    tags = _new_prompt(step)
+    tags = new_prompt(step)
     if tags is None or not step.granted:
         return VACUOUS
     size, known = step.after.setting.geometry.block_size, _contents(step.after)
@@ -306,7 +300,7 @@ def _contents(state: State) -> dict[float, int]:
 
 
 def _hit(step: Step) -> bool:
-    tags = _new_prompt(step)
+    tags = new_prompt(step)
     if tags is None or not step.granted:
         return False
     table = step.after.seen.tables.get(step.command.request, ())
@@ -368,6 +362,8 @@ PREFIX = Ability(
             EveryStep(judge_whole),
             frozenset({Need.INDEX}),
         ),
+        COMPUTED,
+        EVICTION,
         Property(
             "prefix-hit",
             "A prompt found a block.",

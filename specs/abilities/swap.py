@@ -38,7 +38,7 @@ class SwapOut(Command):
         return "swap" in setting.declared.abilities and self.request in model.live
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        need = setting.geometry.blocks_for(len(model.live[self.request]))
+        need = setting.blocks_for(len(model.live[self.request]))
         return HostGrant(need, need + setting.declared.lookahead)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
@@ -67,7 +67,7 @@ class SwapIn(Command):
         return self.request in model.swapped
 
     def expect(self, model: Model, setting: Setting) -> Expected:
-        need = setting.geometry.blocks_for(len(model.swapped[self.request]))
+        need = setting.blocks_for(len(model.swapped[self.request]))
         return Grant(need, need + setting.declared.lookahead)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
@@ -111,7 +111,7 @@ def judge_host(state: State) -> Judgement:
             f"that the history swapped out"
         )
     for r, tags in state.model.swapped.items():
-        need = state.setting.geometry.blocks_for(len(tags))
+        need = state.setting.blocks_for(len(tags))
         if not need <= len(swapped[r]) <= need + state.setting.declared.lookahead:
             return Broken(
                 f"request {r} holds {len(swapped[r])} != {need} block(s) of the second pool",

@@ -13,6 +13,7 @@ from findings import printed, scripts
 from pagedkv import check
 from pagedkv.declarations import Raises
 from pagedkv.engines.max import CachedMaxBlockManager, MaxBlockManager
+from pagedkv.engines.max_prefix import MaxPrefix
 from pagedkv.protocol import Request, Snapshot
 
 NAMES = {r: r for r in range(8)}
@@ -153,6 +154,83 @@ def test_wrong_use_is_refused_by_the_engine_and_changes_nothing(factory, call):
     assert before == everything(manager, live, fresh)
 
 
+# --------------------------------------------------------------------- requests that share
+
+
+def share(manager: MaxPrefix, name: int, *tokens: int, key: int | None = None) -> Request:
+    request = Request(name, len(tokens), tokens, extra_key=key)
+    manager.allocate_for_prefill(request)
+    manager.computed(request)
+    return request
+
+
+def test_a_prompt_finds_the_leading_blocks_of_another_but_its_last_token():
+    manager = MaxPrefix(6, 2, 1)
+    first = share(manager, 0, 1, 1, 2, 2, 3)
+    second = share(manager, 1, 1, 1, 2, 2, 4)
+    assert (first.block_table, second.block_table) == ([0, 1, 2], [0, 1, 3])
+    assert (manager.cached_tokens(first), manager.cached_tokens(second)) == (0, 4)
+    shown = manager.snapshot()
+    assert shown.ref_counts == {0: 2, 1: 2, 2: 1, 3: 1}
+    assert sorted((shown.index or {}).values()) == [0, 1]
+
+
+def test_a_block_that_is_committed_a_second_time_is_exchanged_for_the_first():
+    manager = MaxPrefix(6, 2, 1)
+    share(manager, 0, 1, 1)
+    second = Request(1, 2, (1, 1))
+    manager.allocate_for_prefill(second)
+    assert (second.block_table, manager.cached_tokens(second)) == ([1], 0)
+    manager.computed(second)
+    assert second.block_table == [0]
+    assert manager.snapshot().free_blocks == (2, 3, 4, 5, 1)
+
+
+def test_requests_of_two_salts_find_nothing_of_each_other():
+    manager = MaxPrefix(4, 1, 1)
+    tables = [share(manager, name, 7, 7, key=name).block_table for name in (0, 1)]
+    assert tables == [[0, 1], [2, 3]]
+
+
+def test_a_prompt_of_one_token_is_not_looked_up():
+    manager = MaxPrefix(2, 1, 1)
+    assert manager.cached_tokens(share(manager, 0, 7)) == 0
+
+
+def test_what_a_request_leaves_is_cached_and_the_rest_free():
+    manager = MaxPrefix(4, 2, 1)
+    manager.release_request(share(manager, 0, 1, 1, 2))
+    shown = manager.snapshot()
+    assert shown.cached == {0}
+    assert (shown.free_blocks, shown.num_free) == ((2, 3, 1), 3)
+    assert manager.free_blocks == [1, 2, 3]
+    assert list(manager._queue()) == [2, 3, 1, 0]
+    share(manager, 1, 3, 3, 4, 4, 5, 5, 6, 6)
+    assert sorted((manager.snapshot().index or {}).values()) == [0, 1, 2, 3]
+
+
+def test_a_refused_prompt_gives_back_what_it_found():
+    manager = MaxPrefix(3, 1, 1)
+    manager.release_request(share(manager, 0, 1, 2))
+    live = share(manager, 1, 9)
+    before = manager.snapshot()
+    with pytest.raises(Exception, match="free blocks from the free block queue"):
+        manager.allocate_for_prefill(Request(2, 3, (1, 2, 3)))
+    with pytest.raises(Exception, match="Insufficient KV pages"):
+        manager.allocate_for_prefill(Request(3, 4, (1, 2, 3, 4)))
+    assert manager.snapshot() == before
+    assert live.block_table == [2]
+
+
+def test_the_key_tells_contents_apart():
+    keys = set()
+    for token in (7, 8):
+        manager = MaxPrefix(2, 1, 1)
+        manager.release_request(share(manager, 0, token))
+        keys.add(manager.state_key(NAMES))
+    assert len(keys) == 2
+
+
 # ------------------------------------------------------------------------------ the snapshot
 
 
@@ -223,7 +301,8 @@ def test_the_script_of_the_page_prints_what_it_says():
 
 
 @pytest.mark.parametrize(
-    ("target", "states", "transitions"), [("max", 784, 4247), ("max-cached", 1567, 8482)]
+    ("target", "states", "transitions"),
+    [("max", 784, 4247), ("max-cached", 1567, 8482), ("max-prefix", 5336, 30160)],
 )
 def test_the_scope_of_engines_is_exhausted_and_nothing_breaks(target, states, transitions):
     (report,) = check(target, budget=300).targets
