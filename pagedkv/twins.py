@@ -43,7 +43,7 @@ class _Twins:
         self._made: dict[int, Any] = {}
 
     def of(self, value: Any) -> Any:
-        kind = type(value)
+        kind: type = type(value)
         if kind in _SAME:
             return value
         twin = self._made.get(id(value))
