@@ -59,6 +59,16 @@ def run_campaign(
         )
 
 
+MAIN_SHARE = 0.7
+"""Of the time for failing calls, what the main scope has; the others share the rest."""
+
+
+def _shares(scopes: int) -> list[float]:
+    """What part of the time each scope has, the main one first."""
+    rest = (1 - MAIN_SHARE) / max(1, scopes - 1)
+    return [MAIN_SHARE if scopes > 1 else 1.0, *(rest for _ in range(scopes - 1))]
+
+
 class _Campaign:
     """The steps of one campaign."""
 
@@ -127,7 +137,7 @@ class _Campaign:
                 at_least=plan.profile.depth - 1,
                 hard_seconds=(1 if plan.hard else 3) * share * plan.seconds,
             )
-            for share in (0.7, 0.3)
+            for share in _shares(len(self._searches.scopes))
         )
         past = frozenset(name for name in found if PROPERTIES[name].redundant)
         trust, depth = explored[-1].trust, plan.profile.depth - 1
