@@ -6,7 +6,7 @@ Every driver makes its histories through `World.apply`, and nothing else calls a
 from __future__ import annotations
 
 import marshal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from hashlib import blake2b
@@ -42,6 +42,7 @@ from pagedkv.stateful.pool import (
     Pool,
     Renaming,
     ShadowPool,
+    Slot,
     TensorPool,
     renamed_tags,
     renaming,
@@ -232,7 +233,7 @@ class World:
         if len(tags) > there:
             slots = eyes.slots(command.request, seen.block_tables, len(tags))[there:]
             if self.setting.by_content and seen.index is not None:
-                early = frozenset(seen.index.values()).intersection(block for block, _ in slots)
+                early = self._early(seen.index.values(), slots, tags[there:])
             eyes.pool.write(slots, tags[there : there + len(slots)])
         computed = getattr(self.manager, "computed", None)
         if computed is not None and command.request in model.live:
@@ -241,6 +242,16 @@ class World:
         elif self.setting.by_content:
             self._stand(logic, seen, views)
         return taken & self._freed, early
+
+    def _early(
+        self, found: Iterable[int], slots: Sequence[Slot], tags: Sequence[int]
+    ) -> frozenset[int]:
+        """Those of the blocks that can be found which do not hold these tags yet."""
+        there = frozenset(found).intersection(block for block, _ in slots)
+        if not there:
+            return there
+        places = zip(slots, self._eyes.pool.read(slots), tags, strict=False)
+        return frozenset(slot[0] for slot, has, tag in places if has != tag) & there
 
     def _freed_by(self, before: State, seen: Snapshot) -> frozenset[int]:
         """The blocks whose content is nobody's from now on."""

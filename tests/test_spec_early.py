@@ -56,6 +56,18 @@ def test_what_a_prompt_found_is_not_what_it_writes():
     assert here.apply(Prefill(1, 3)).early == frozenset()
 
 
+def test_what_is_computed_a_second_time_is_there_already():
+    class Again(Caching):
+        """Says that it found nothing, so that all is written once more."""
+
+        def cached_tokens(self, req):
+            return 0
+
+    here = world(Again, 3, 2)
+    here.apply(Prefill(0, 2))
+    assert here.apply(Prefill(1, 3)).early == frozenset()
+
+
 def test_a_block_that_is_written_again_is_withdrawn_before():
     here = world(CachingAndTruncating, 3, 2)
     here.apply(Prefill(0, 2))
