@@ -10,30 +10,20 @@ import argparse
 import marshal
 import random
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from time import process_time
 
 import torch
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
+from bench.by_hand import BLOCKS, CAPACITY, REQUESTS, SIZE, ByHand, as_both_run
 from pagedkv import KVCacheManager, MisuseError, OutOfBlocks, Request
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.explorer import Limits, explore
 from pagedkv.stateful.world import World
-
-BLOCKS, SIZE, REQUESTS = 4, 3, 3
-CAPACITY = BLOCKS * SIZE
 
 
 def searched(geometry: Geometry, states: int | None = None) -> tuple[int, int, float]:
@@ -50,108 +40,11 @@ def searched(geometry: Geometry, states: int | None = None) -> tuple[int, int, f
     return result.states, result.transitions, process_time() - start
 
 
-class ByHand(RuleBasedStateMachine):
-    """What an engineer writes for this allocator today: rules, a dense cache, five invariants."""
-
-    steps = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.manager = KVCacheManager(BLOCKS, SIZE, 1)
-        self.live: dict[int, Request] = {}
-        self.dense: dict[int, list[float]] = {}
-
-    def write(self, req: Request, start: int) -> None:
-        for p in range(start, req.seq_len):
-            tag = req.request_id * 100 + p
-            self.manager.physical_kv_cache[req.block_table[p // SIZE], p % SIZE] = tag
-            self.dense[req.request_id].append(tag)
-
-    def refused(self, call: Callable[[Request], None], req: Request) -> None:
-        before = self.manager.snapshot()
-        try:
-            call(req)
-        except (OutOfBlocks, MisuseError):
-            assert self.manager.snapshot() == before
-        else:
-            raise AssertionError("not refused")
-
-    @precondition(lambda self: len(self.live) < REQUESTS)
-    @rule(tokens=st.integers(1, CAPACITY + 1))
-    def prefill(self, tokens: int) -> None:
-        ByHand.steps += 1
-        name = min(set(range(REQUESTS)) - set(self.live))
-        req = Request(name, tokens)
-        if -(-tokens // SIZE) > len(self.manager.free_blocks):
-            self.refused(self.manager.allocate_for_prefill, req)
-            return
-        self.manager.allocate_for_prefill(req)
-        self.live[name], self.dense[name] = req, []
-        self.write(req, 0)
-
-    @precondition(lambda self: self.live)
-    @rule(choice=st.integers(0, REQUESTS - 1))
-    def decode(self, choice: int) -> None:
-        ByHand.steps += 1
-        req = self.live[sorted(self.live)[choice % len(self.live)]]
-        if req.seq_len == len(req.block_table) * SIZE and not self.manager.free_blocks:
-            self.refused(self.manager.allocate_for_decode, req)
-            return
-        self.manager.allocate_for_decode(req)
-        self.write(req, req.seq_len - 1)
-
-    @precondition(lambda self: self.live)
-    @rule(choice=st.integers(0, REQUESTS - 1))
-    def release(self, choice: int) -> None:
-        ByHand.steps += 1
-        name = sorted(self.live)[choice % len(self.live)]
-        self.manager.release_request(self.live.pop(name))
-        del self.dense[name]
-
-    @precondition(lambda self: self.live)
-    @rule(choice=st.integers(0, REQUESTS - 1))
-    def prefill_twice(self, choice: int) -> None:
-        ByHand.steps += 1
-        name = sorted(self.live)[choice % len(self.live)]
-        self.refused(self.manager.allocate_for_prefill, self.live[name])
-
-    @invariant()
-    def tables_and_free_list_partition_the_pool(self) -> None:
-        snapshot = self.manager.snapshot()
-        held = [b for table in snapshot.block_tables.values() for b in table]
-        assert snapshot.free_blocks is not None
-        assert sorted([*held, *snapshot.free_blocks]) == list(range(BLOCKS))
-
-    @invariant()
-    def lengths_and_tables_agree(self) -> None:
-        for name, req in self.live.items():
-            assert req.seq_len == len(self.dense[name])
-            assert len(req.block_table) == -(-req.seq_len // SIZE)
-
-    @invariant()
-    def the_cache_reads_back(self) -> None:
-        for name, req in self.live.items():
-            assert self.manager.get_physical_cache(req).flatten().tolist() == self.dense[name]
-
-
-def by_hand(examples: int) -> settings:
-    """What both machines run with: so many histories of 50 steps, none of them shrunk."""
-    return settings(
-        max_examples=examples,
-        stateful_step_count=50,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-
-
 def machine(examples: int) -> tuple[int, float]:
     """Steps of the hand-written machine, and seconds."""
     ByHand.steps = 0
     start = process_time()
-    run_state_machine_as_test(ByHand, settings=by_hand(examples))
+    run_state_machine_as_test(ByHand, settings=as_both_run(examples))
     return ByHand.steps, process_time() - start
 
 

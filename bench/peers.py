@@ -15,11 +15,14 @@ from pagedkv import ArrayKVCacheManager, KVCacheManager, Request
 
 
 class Peer(Protocol):
-    """One manager. `make` and `extend` are the caller's work, and are not timed."""
+    """One manager. `make` and `extend` are the caller's work, and are not timed.
+
+    `admit` returns False where there are too few blocks, if it does not raise.
+    """
 
     def make(self, name: int, tokens: int) -> Any: ...
-    def admit(self, made: Any) -> bool: ...
-    def release(self, made: Any) -> None: ...
+    def admit(self, made: Any) -> object: ...
+    def release(self, made: Any) -> object: ...
     def extend(self, running: Sequence[Any]) -> None: ...
     def decode(self, running: Sequence[Any]) -> bool: ...
 
@@ -29,18 +32,13 @@ class Ours:
 
     def __init__(self, kind: Callable[[int, int, int], Any], blocks: int) -> None:
         self.manager = kind(blocks, SIZE, 1)
+        # Each is one call of the manager's, and there is nothing around it to be timed.
+        self.admit, self.release = self.manager.allocate_for_prefill, self.manager.release_request
 
     def make(self, name: int, tokens: int) -> Request:
         request = Request(name, 1)
         request.seq_len = tokens
         return request
-
-    def admit(self, made: Request) -> bool:
-        self.manager.allocate_for_prefill(made)
-        return True
-
-    def release(self, made: Request) -> None:
-        self.manager.release_request(made)
 
     def extend(self, running: Sequence[Request]) -> None:
         pass

@@ -26,7 +26,8 @@ swap: preemption to a second pool, and back. Every block of the request is moved
     that others hold too stays theirs.
 window: only the last `window` tokens are read. Before a decode or append takes blocks, those
     behind the window that it leaves go back, and count as available to it; their entries become
-    `null_block`. A prefill takes every block.
+    `null_block`. A prefill takes every block. Of a ring (`Declarations.ring`) no block goes back:
+    position p is written where p - window was.
 ask: whether a call would be granted, without making it.
 group: blocks released inside a group come back when it ends, not before.
 """

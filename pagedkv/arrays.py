@@ -22,7 +22,7 @@ from pagedkv import ledger
 from pagedkv.batches import BatchedCalls
 from pagedkv.protocol import MisuseError, OutOfBlocks, Request, as_int
 from pagedkv.reference import already_holding, copied, fitting_length, unreadable
-from pagedkv.rows import NOBODY, RowHandle
+from pagedkv.rows import FEW, KEPT, NOBODY, NOTHING_LEFT, RowHandle
 
 __all__ = ["NOBODY", "ArrayKVCacheManager"]
 
@@ -60,23 +60,24 @@ class ArrayKVCacheManager(BatchedCalls):
             self._make_room(1, count)
         rows_left = self._num_free_rows - 1
         row = self._free_rows.item(rows_left)
-        blocks = self._free[left:num_free][::-1]
-        table = blocks.tolist()
-        # Only assignments from here on. The dict may have to grow, so it comes first.
+        table = self._enter(row, count)
+        given = table[:] if 2 * left >= self.num_blocks else None
+        # Only assignments from here on. Dicts may have to grow, so they come first.
+        self._late[row] = None
         rows[name] = row
         self._handles[row] = req
+        self._given[row] = given
         self._num_free_rows = rows_left
         self._num_free = left
-        self._tables[row, :count] = blocks
-        self._owner[blocks] = row
+        del self._top[-count:]
         self._counts[row] = count
         self._lengths[row] = seq_len
         req.block_table = table
 
     def allocate_for_decode(self, req: Request) -> None:
         """Make room for one more token: one more block if the held are full. Mutates both."""
-        row, table = self._holding("decode", req)
-        count = len(table)
+        row, held = self._holding("decode", req)
+        count = len(held)
         longer = fitting_length(req, count, self.block_size) + 1
         plain = not isinstance(req, RowHandle)
         if longer <= count * self.block_size:
@@ -90,42 +91,52 @@ class ArrayKVCacheManager(BatchedCalls):
             raise OutOfBlocks(req.request_id, 1, 0)
         if count == self._tables.shape[1]:
             self._make_room(0, count + 1)
-        block = self._free.item(left)
-        table.append(block)
+        top = self._top
+        block = top[-1] if top else self._free.item(left)
+        table = [*held, block]
+        given = table[:] if plain and 2 * left >= self.num_blocks else None
+        self._tables[row, count] = block
         # Only assignments from here on.
         self._prepared = None
+        self._late[row] = None
         self._num_free = left
-        self._tables[row, count] = block
-        self._owner[block] = row
+        del top[-1:]
         self._counts[row] = count + 1
         self._lengths[row] = longer
+        self._given[row] = given
         if plain:
             req.block_table = table
             req.seq_len = longer
 
     def release_request(self, req: Request) -> None:
         """Give all blocks of `req` back; the table is emptied, `seq_len` kept. Mutates both."""
-        row, table = self._holding("release", req)
-        count, num_free, num_free_rows = len(table), self._num_free, self._num_free_rows
-        after = num_free + count
-        blocks = self._tables[row, :count]
-        free = self._free[num_free:after]
+        row, held = self._holding("release", req)
+        count, num_free_rows = len(held), self._num_free_rows
+        if count > FEW or len(self._top) > KEPT:
+            self._settle()
+        after, many = self._num_free + count, None
+        if count > FEW:
+            many = self._free[self._num_free : after]
+            many[:] = self._tables[row, :count][::-1]
         view = req if isinstance(req, RowHandle) else None
-        length = self._lengths.item(row)
+        last_length = None if view is None else self._lengths.item(row)
         # Only assignments from here on.
         self._prepared = None
-        free[:] = blocks[::-1]
+        if many is None:
+            self._top += held[::-1]
+            self._left_in = (row, held)
+        else:
+            self._owner[many] = NOBODY
         self._num_free = after
-        self._owner[free] = NOBODY
         self._lengths[row] = 0
         self._free_rows[num_free_rows] = row
         self._num_free_rows = num_free_rows + 1
-        self._handles[row] = None
+        self._handles[row] = self._given[row] = None
         del self._rows[req.request_id]
         if view is None:
             req.block_table = []
         else:
-            view._last_length = length
+            view._last_length = last_length
 
     def allocation_report(self, req: Request) -> dict[str, float]:
         """How full the blocks of `req` are, read off the handle alone: `ledger.allocation_report`.
@@ -172,6 +183,7 @@ class ArrayKVCacheManager(BatchedCalls):
         names of rows: no outcome depends on which row a request has, and leaving that out makes
         the states of a small pool six times fewer. What the pool contains is not in it.
         """
+        self._settle()
         rows = self._names()
         called = {row: names[name] for name, row in rows.items()}
         owners = tuple([called.get(row, NOBODY) for row in self._owner.tolist()])
@@ -184,7 +196,7 @@ class ArrayKVCacheManager(BatchedCalls):
             for row in called
         ]
         live.sort()
-        free = tuple(self._free[: self._num_free].tolist())
+        free = tuple(self._stack().tolist())
         return (self.num_blocks, self.block_size, self.head_dim, free, owners, tuple(live))
 
     def clone(self, requests: Mapping[int, Request]) -> tuple[Self, dict[int, Request]]:
@@ -192,6 +204,7 @@ class ArrayKVCacheManager(BatchedCalls):
 
         The copied manager refers to the copied handles, live ones outside `requests` included.
         """
+        self._settle()
         twin = object.__new__(type(self))
         memo: dict[int, Any] = {id(self): twin}
         handles = {name: copied(handle, memo) for name, handle in requests.items()}
@@ -201,7 +214,9 @@ class ArrayKVCacheManager(BatchedCalls):
             state[name] = state[name].copy()
         state["_rows"] = self._rows.copy()
         state["_handles"] = [held and copied(held, memo) for held in self._handles]
+        state["_top"], state["_late"], state["_left_in"] = [], {}, NOTHING_LEFT
         state["_prepared"] = None
+        state["_given"] = [held and held[:] for held in self._given]
         for name in state.keys() - self._OWN:
             state[name] = deepcopy(state[name], memo)
         twin.__dict__.update(state)

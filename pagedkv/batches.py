@@ -19,7 +19,16 @@ import numpy.typing as npt
 import torch
 
 from pagedkv.protocol import OutOfBlocks
-from pagedkv.rows import INT32_MAX, NOBODY, AnyInts, Int64, RowArrays, RowHandle, ints
+from pagedkv.rows import (
+    INT32_MAX,
+    NOBODY,
+    NOTHING_LEFT,
+    AnyInts,
+    Int64,
+    RowArrays,
+    RowHandle,
+    ints,
+)
 from pagedkv.running import RunningBatch
 
 Ints = TypeVar("Ints", npt.NDArray[Any], torch.Tensor)
@@ -43,6 +52,7 @@ class BatchedCalls(RowArrays):
         left = self._num_free - needed
         if left < 0:
             raise OutOfBlocks(None, needed, self._num_free)
+        self._settle()
         self._make_room(len(tokens), longest)
         rows_left = self._num_free_rows - len(tokens)
         rows = self._free_rows[rows_left : self._num_free_rows][::-1].astype(np.int64)
@@ -54,6 +64,7 @@ class BatchedCalls(RowArrays):
         # Only assignments from here on.
         self._num_free_rows = rows_left
         self._num_free = left
+        self._left_in = NOTHING_LEFT
         entries[at] = blocks
         self._owner[blocks] = owners
         self._counts[rows] = counts
@@ -79,6 +90,7 @@ class BatchedCalls(RowArrays):
         then.
         """
         which = self._live("release", rows)
+        self._settle()
         handles = self._handles_of(which)
         for _, handle in handles:
             self._holding("release", handle)
@@ -100,7 +112,7 @@ class BatchedCalls(RowArrays):
         self._free_rows[self._num_free_rows : num_rows] = which
         self._num_free_rows = num_rows
         for row, name in named:
-            self._handles[row] = None
+            self._handles[row] = self._given[row] = None
             del self._rows[name]
         for view, length in views:
             view._last_length = length

@@ -26,6 +26,9 @@ _LEAST = dict.fromkeys(("lookahead", "lookahead_tokens", "late_calls", "late_blo
 _LEAST["pool_multiple"] = 1
 """The least value of each number."""
 
+_IN_ANY_TABLE = frozenset({"append", "window", "ask", "group"})
+"""Abilities that are understood of rings, and where a request has several tables."""
+
 
 @dataclass(frozen=True, slots=True)
 class Raises:
@@ -85,6 +88,10 @@ class Declarations:
         promise. Judged where the snapshot has `eviction_order`.
     window: how many tokens back a request reads; None is all.
     null_block: what stands in a table for a block that the window left behind.
+    ring: what the window leaves behind is overwritten in place: position p lies at p % window, and
+        a table takes at most ceil(window / block_size) blocks, which it keeps.
+    windows: a request has so many tables, each for layers that read so far back (None is all),
+        which stand one behind the other in block_table. `slots(req)` says where tokens lie in each.
     window_of_first: a call for several tokens gives back what the first of them leaves behind its
         window, and the rest at the next call; else what the last leaves behind.
     drops_behind_window: a refused call may give back what no token to come will read.
@@ -115,6 +122,8 @@ class Declarations:
     evicts: Eviction | None = None
     window: int | None = None
     null_block: int | None = None
+    ring: bool = False
+    windows: tuple[int | None, ...] = ()
     window_of_first: bool = False
     drops_behind_window: bool = False
     never_reached: Mapping[str, str] = field(default_factory=dict)
@@ -142,6 +151,7 @@ class Declarations:
             kinds = ", ".join(get_args(Eviction))
             raise ValueError(f"evicts = {self.evicts!r}; use one of {kinds}, or leave it out")
         object.__setattr__(self, "abilities", frozenset(self.abilities))
+        object.__setattr__(self, "windows", tuple(self.windows))
         self._check_abilities()
         self._check_reasons()
 
@@ -150,13 +160,35 @@ class Declarations:
             raise ValueError(
                 f"abilities name {name!r}; the abilities are {', '.join(ABILITY_NAMES)}"
             )
-        if ("window" in self.abilities) != (self.window is not None):
+        given = [window for window in self.each_window if window is not None]
+        if ("window" in self.abilities) != bool(given):
+            said = f"windows = {self.windows}" if self.windows else f"window = {self.window}"
             raise ValueError(
-                f"window = {self.window} and abilities = {sorted(self.abilities)}; "
+                f"{said} and abilities = {sorted(self.abilities)}; "
                 f"the ability window and its length are declared together"
             )
-        if self.window is not None:
-            as_int("window", self.window, minimum=1)
+        for window in given:
+            as_int("window", window, minimum=1)
+        if self.windows and self.window is not None:
+            raise ValueError(
+                f"window = {self.window} and windows = {self.windows} are both declared; "
+                f"give the window of each table in windows, or of the only one in window"
+            )
+        if self.ring and (self.null_block is not None or not given):
+            raise ValueError(
+                f"ring = True with null_block = {self.null_block} and windows {self.each_window}; "
+                f"a ring is behind a window, and what it overwrites leaves no entry"
+            )
+        if (self.ring or self.windows) and (others := self.abilities - _IN_ANY_TABLE):
+            raise ValueError(
+                f"ring or windows beside {', '.join(sorted(others))}: what that means for a ring, "
+                f"or for several tables, is not known; declare one or the other"
+            )
+        if self.windows and (ahead := self.lookahead or self.lookahead_tokens):
+            raise ValueError(
+                f"windows = {self.windows} with a lookahead of {ahead}: which of the tables has "
+                f"the blocks beyond its tokens is not known; declare one or the other"
+            )
         if self.lookahead_tokens and (beside := self._not_beside_lookahead()):
             raise ValueError(
                 f"lookahead_tokens = {self.lookahead_tokens} is declared beside {beside}, where it "
@@ -187,6 +219,11 @@ class Declarations:
             if name not in default:
                 raise ValueError(f"because names {name!r}, which is no declaration")
 
+    @property
+    def each_window(self) -> tuple[int | None, ...]:
+        """The window of each table that a request has."""
+        return self.windows or (self.window,)
+
     def on_wrong_use(self, operation: str) -> WrongUse:
         """What wrong use of `operation` gets; changes nothing."""
         return self.wrong_use.get(operation, "error")
@@ -203,3 +240,7 @@ class Declarations:
 
 NOT_TRIED: Mapping[str, WrongUse] = MappingProxyType(dict.fromkeys(OPERATIONS, "never"))
 """`wrong_use` of an engine that promises nothing about wrong use."""
+
+
+STRICT = Declarations()
+"""The core protocol, strictly: of a target that declares nothing."""

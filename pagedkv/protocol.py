@@ -221,7 +221,8 @@ class PagedKVManager(Protocol):
         and tokens are compared beside it; a manager that reads prompt_len puts that in. Used only
         where the manager's own class has it; else the whole object is looked at.
     clone(requests): a copy of the manager and of those handles, in one: (manager, {name: handle}).
-    slots(req): the (group, block, offset) of each readable position.
+    slots(req): the (group, block, offset) of each position, in order; group counts the tables that
+        a request has (`Declarations.windows`), from 0.
     computed(req): told after the tokens of a call were written.
     """
 

@@ -2,15 +2,24 @@
 
 As equations, with `live` for the rows whose `_lengths[row]` is not 0:
 
-    _free[:_num_free] + blocks of all live rows == a permutation of 0 .. num_blocks - 1
-    blocks of a live row == _tables[row, :_counts[row]] == those with _owner[block] == row
+    stack := _free[:_num_free - len(_top)] + _top
+    stack + blocks of all live rows == a permutation of 0 .. num_blocks - 1
+    blocks of a live row == _tables[row, :_counts[row]]
+    _owner[block] == row for each block of a live row that is not in _late, NOBODY for free ones
+        that are not in _top
     _counts[row] == ceil(_lengths[row] / block_size), for each live row
     _free_rows[:_num_free_rows] + live rows == a permutation of 0 .. len(_counts) - 1
     _lengths[row] == 0 and _handles[row] is None, for each free row
     _handles[_rows[name]].request_id == name, for each name; all other rows have no handle
 
-Both stacks are popped at their end. Entries beyond a count mean nothing. Bookkeeping takes 12 bytes
-a block (`_free`, `_owner`), 4 bytes a table entry, and 12 bytes and a list entry a row.
+Both stacks are popped at their end. Entries beyond a count, and rows that are free, mean nothing.
+Bookkeeping takes 12 bytes a block (`_free`, `_owner`), 4 bytes a table entry, and 12 bytes and
+two entries of a list or dict a row.
+
+A numpy call costs as much as ten of the blocks that it moves. So a call for one request keeps what
+it gives back in `_top`, a list of at most `KEPT` blocks and one table, and leaves the owners of
+what it takes for later, which `_late` names; `_settle` writes both into the arrays, before anybody
+reads these. It is paid by the calls before it, block by block, whatever the pool.
 
 A row may have a handle or none: a plain `Request`, which the calls fill in, or a `RowHandle`, which
 reads the arrays. A row without one is called `~row`, as is the request_id of a `RowHandle`; no
@@ -20,6 +29,7 @@ plain request has a negative id.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from struct import Struct
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -41,6 +51,17 @@ NOBODY = -1
 
 INT32_MAX = 2**31 - 1
 
+FEW = 64
+"""Up to so many blocks, plain Python is faster than numpy calls, which cost the same for any."""
+
+KEPT = 256
+"""So many blocks may be in `_top` before another table is put there."""
+
+ENTRIES = tuple(Struct(f"{count}i") for count in range(FEW + 1))
+"""That many entries of a table, as bytes."""
+
+NOTHING_LEFT: tuple[int, list[int]] = (NOBODY, [])
+
 
 class RowArrays:
     """The pool and the arrays, how they grow, and what can be read of them.
@@ -49,11 +70,12 @@ class RowArrays:
     booleans and floats.
     """
 
-    # What a clone copies; `_prepared` is left behind.
+    # What a clone copies; `_prepared` is left behind, and `_settle` empties `_top` and `_late`.
     _ARRAYS = ("_free", "_owner", "_tables", "_lengths", "_counts", "_free_rows")
     _GEOMETRY = ("num_blocks", "block_size", "head_dim", "physical_kv_cache")
+    _LATER = ("_top", "_late", "_left_in", "_given", "_prepared")
     _OWN = frozenset(
-        (*_ARRAYS, *_GEOMETRY, "_num_free", "_num_free_rows", "_rows", "_handles", "_prepared")
+        (*_ARRAYS, *_GEOMETRY, *_LATER, "_num_free", "_num_free_rows", "_rows", "_handles")
     )
 
     def __init__(
@@ -79,15 +101,19 @@ class RowArrays:
         self._counts: Int32 = np.zeros(1, dtype=np.int32)
         self._free_rows: Int32 = np.zeros(1, dtype=np.int32)
         self._num_free_rows = 1
+        self._top: list[int] = []
+        self._late: dict[int, None] = {}
+        self._left_in: tuple[int, list[int]] = NOTHING_LEFT
         self._rows: dict[int, int] = {}
         self._handles: list[Request | None] = [None]
+        self._given: list[list[int] | None] = [None]
         # The batch whose own numbers are those of the arrays; any other call sets it to None.
         self._prepared: RunningBatch | None = None
 
     @property
     def free_blocks(self) -> list[int]:
         """The free physical blocks, ascending; a fresh list. O(pool): it sorts."""
-        return sorted(self._free[: self._num_free].tolist())
+        return sorted(self._stack().tolist())
 
     @property
     def block_tables_tensor(self) -> torch.Tensor:
@@ -142,7 +168,7 @@ class RowArrays:
         return Snapshot(
             block_tables=tables,
             seq_lens={name: self._lengths.item(row) for name, row in rows.items()},
-            free_blocks=self._free[: self._num_free][::-1].tolist(),
+            free_blocks=self._stack()[::-1].tolist(),
             num_free=self._num_free,
             reverse_map=self._reverse_map(rows, tables),
         )
@@ -154,12 +180,56 @@ class RowArrays:
         live = np.flatnonzero(self._lengths).tolist()
         return self._rows | {~row: row for row in live if self._handles[row] is None}
 
+    def _settle(self) -> None:
+        """Write into the arrays what calls for single requests have left for later.
+
+        Failing on the way, it can be called again.
+        """
+        if self._top:
+            blocks = np.array(self._top, dtype=np.int64)
+            self._free[self._num_free - len(blocks) : self._num_free] = blocks
+            self._owner[blocks] = NOBODY
+            self._top = []
+        if self._late:
+            for row in self._late:
+                if self._lengths[row]:
+                    self._owner[self._tables[row, : self._counts[row]]] = row
+            self._late = {}
+
+    def _enter(self, row: int, count: int) -> list[int]:
+        """Write the blocks that come out next into the table of a free row; takes none of them."""
+        num_free, top = self._num_free, self._top
+        left_row, left = self._left_in
+        self._left_in = NOTHING_LEFT
+        if count > FEW:
+            self._settle()
+            blocks = self._free[num_free - count : num_free][::-1]
+            self._tables[row, :count] = blocks
+            many: list[int] = blocks.tolist()
+            return many
+        table = top[: -count - 1 : -1]
+        if len(table) < count:
+            table += self._free[num_free - count : num_free - len(top)][::-1].tolist()
+        # What went back last comes out first, row and blocks: then they mostly stand there.
+        if row != left_row or left[:count] != table:
+            tables: Any = self._tables  # a buffer, which its type does not say
+            ENTRIES[count].pack_into(tables, row * tables.strides[0], *table)
+        return table
+
+    def _stack(self) -> Int64:
+        """The free blocks; the last one is handed out first."""
+        self._settle()
+        return self._free[: self._num_free]
+
     def _holding(self, action: str, req: Request) -> tuple[int, list[int]]:
-        """Row and table of exactly this handle; raises MisuseError unless its table agrees."""
+        """Row and table of exactly this handle; raises MisuseError unless its table agrees.
+
+        The table is the manager's own, not to be changed or given away.
+        """
         row = self._rows.get(req.request_id)
         held = None
         if row is not None and self._handles[row] is req:
-            held = self._tables[row, : self._counts.item(row)].tolist()
+            held = self._given[row] or self._table(row)
             table = req.block_table
             if held == (table if type(table) is list else list(table)):
                 return row, held
@@ -195,11 +265,16 @@ class RowArrays:
         return [(position, handle) for position, handle in held if handle is not None]
 
     def _table(self, row: int) -> list[int]:
-        blocks: list[int] = self._tables[row, : self._counts.item(row)].tolist()
+        count = self._counts.item(row)
+        if count <= FEW:
+            tables: Any = self._tables  # a buffer, which its type does not say
+            return [*ENTRIES[count].unpack_from(tables, row * tables.strides[0])]
+        blocks: list[int] = self._tables[row, :count].tolist()
         return blocks
 
     def _holder(self, block: int) -> Request | None:
         """The live request that holds `block`; None if it is free."""
+        self._settle()
         row = self._owner.item(block)
         return None if row == NOBODY else self._handles[row] or RowHandle(self, row)
 
@@ -238,9 +313,10 @@ class RowArrays:
             free_rows = np.concatenate((new, self._free_rows))
             lengths, counts = np.pad(self._lengths, (0, added)), np.pad(self._counts, (0, added))
             handles = [*self._handles, *([None] * added)]
+            given = [*self._given, *([None] * added)]
             self._tables, self._lengths, self._counts = tables, lengths, counts
             self._free_rows, self._num_free_rows = free_rows, self._num_free_rows + added
-            self._handles = handles
+            self._handles, self._given = handles, given
 
 
 class RowHandle(Request):

@@ -97,7 +97,9 @@ class RunningBatch:
         self._steps += 1
         self._longest += 1
         manager._lengths[self._index] = self.seq_lens
-        for request, table, seq_len, _ in told:
+        for request, table, seq_len, position in told:
+            if growth is not None:
+                manager._given[self.rows[position]] = None
             request.block_table = table
             request.seq_len = seq_len
         return self.slot_mapping
@@ -116,6 +118,7 @@ class RunningBatch:
     def _growth(self, full: Int64) -> Growth:
         """What a decode takes for the rows at these positions, not yet taken."""
         manager, size = self._manager, self._manager.block_size
+        manager._settle()
         num_free = manager._num_free
         left = num_free - len(full)
         if left < 0:
@@ -154,9 +157,9 @@ class RunningBatch:
         """What the plain requests become while they stay in their blocks; raises MisuseError."""
         told = []
         for position, request in self._plain:
-            _, table = self._manager._holding("decode", request)
-            longer = fitting_length(request, len(table), self._manager.block_size) + 1
-            told.append(Told(request, table, longer, position))
+            _, held = self._manager._holding("decode", request)
+            longer = fitting_length(request, len(held), self._manager.block_size) + 1
+            told.append(Told(request, held[:], longer, position))
         return told
 
 

@@ -126,6 +126,8 @@ def _offered_by(state: State) -> frozenset[Need]:
         Need.LAZY_FORK: "fork" in declared.abilities and not declared.forks_eagerly,
         Need.INDEX: "prefix" in declared.abilities and snapshot.index is not None,
         Need.EVICTION: declared.evicts is not None and snapshot.eviction_order is not None,
+        Need.NULLS: "window" in declared.abilities and declared.null_block is not None,
+        Need.RING: declared.ring,
         Need.HOST: snapshot.swapped is not None and snapshot.host_free is not None,
         **{Need[name.upper()]: name in declared.abilities for name in ABILITY_NAMES},
         Need.WRONG_USE: any(

@@ -102,6 +102,10 @@ class Command(ABC):
         sizes = {name: n * smaller if full else (n - 1) * smaller + 1 for name, n in blocks.items()}
         return replace(self, **sizes)
 
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """What Hypothesis and IPython show, on one line."""
+        printer.text(repr(self))
+
     def __str__(self) -> str:
         given = (str(getattr(self, f.name)) for f in fields(self) if f.init)
         return f"{self.op}({', '.join(given)})"

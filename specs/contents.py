@@ -15,54 +15,59 @@ def judge_contents(state: State) -> Judgement:
     if not model.live:
         return VACUOUS
     contents = state.seen.read()
-    windowed = state.setting.declared.window is not None
+    each = state.setting.declared.each_window
     for r, every in model.live.items():
-        read, tags = contents.get(r), state.setting.readable(every) if windowed else every
+        read, tags = contents.get(r), state.setting.readable(every) if each != (None,) else every
         if read == tags:
             continue
-        if state.setting.declared.drops_behind_window:
-            read, tags = _without_dropped(state, r, read, tags)
-            if read == tags:
-                continue
         if read is None:
             return Broken(f"request {r} is live but can't be read", (), (r,))
         if isinstance(read, Unreadable):
             return Broken(f"cache of request {r} can't be read: {read.message}", (), (r,))
         if len(read) != len(tags):
             return Broken(f"cache of request {r} has {len(read)} != {len(tags)} tokens", (), (r,))
-        at = next(p for p, tag in enumerate(tags) if read[p] != tag)
-        position = at + len(every) - len(tags)
-        due = f"token {position} of request {r}"
-        if state.setting.shares:
-            due = state.setting.name_tag(tags[at])
-        return Broken(
-            f"cache of request {r}, position {position}: reads "
-            f"{state.setting.name_tag(read[at])} != {due}",
-            _block_of(state, r, position),
-            (r,),
-        )
+        start = 0
+        for table, window in enumerate(each):
+            end = start + min(window or len(every), len(every))
+            broken = _judge_table(state, r, table, read[start:end], tags[start:end])
+            if broken is not None:
+                return broken
+            start = end
     return HOLDS
 
 
-def _without_dropped(
-    state: State,
-    request: int,
-    read: tuple[float, ...] | Unreadable | None,
-    tags: tuple[int, ...],
-) -> tuple[tuple[float, ...] | Unreadable | None, tuple[int, ...]]:
-    """Both from where a refused call left blocks: whether it might, `window-kept` judges."""
-    null, size = state.setting.declared.null_block, state.setting.geometry.block_size
-    dropped = state.seen.tables.get(request, ()).count(null) if null is not None else 0
-    start = len(state.model.live[request]) - len(tags)
-    less = min(max(0, dropped * size - start), len(tags))
-    same = isinstance(read, tuple) and len(read) == len(tags)
-    return (read[less:], tags[less:]) if isinstance(read, tuple) and same else (read, tags)
+def _judge_table(
+    state: State, r: int, table: int, read: tuple[float, ...], tags: tuple[int, ...]
+) -> Broken | None:
+    """What one table of a request reads back is the last of its tags."""
+    setting, seq_len = state.setting, len(state.model.live[r])
+    entries = setting.parts(state.seen.tables.get(r, ()), seq_len)[table]
+    less = _dropped(state, entries, seq_len - len(tags)) if read != tags else 0
+    wrong = (at for at in range(min(less, len(tags)), len(tags)) if read[at] != tags[at])
+    if (at := next(wrong, None)) is None:
+        return None
+    position = at + seq_len - len(tags)
+    due = setting.name_tag(tags[at]) if setting.shares else f"token {position} of request {r}"
+    which = f", table {table}" if setting.declared.windows else ""
+    return Broken(
+        f"cache of request {r}{which}, position {position}: reads "
+        f"{setting.name_tag(read[at])} != {due}",
+        _block_of(state, entries, table, position),
+        (r,),
+    )
 
 
-def _block_of(state: State, request: int, position: int) -> tuple[int, ...]:
-    table = state.seen.tables.get(request, ())
-    logical = position // state.setting.geometry.block_size
-    return (table[logical],) if logical < len(table) else ()
+def _dropped(state: State, table: tuple[int, ...], start: int) -> int:
+    """How many tokens from `start` on a refused call dropped; if it might, `window-kept` judges."""
+    declared, size = state.setting.declared, state.setting.geometry.block_size
+    if not declared.drops_behind_window or declared.null_block is None:
+        return 0
+    return max(0, table.count(declared.null_block) * size - start)
+
+
+def _block_of(state: State, entries: tuple[int, ...], table: int, position: int) -> tuple[int, ...]:
+    index, _ = state.setting.place(state.setting.declared.each_window[table], position)
+    return (entries[index],) if index < len(entries) else ()
 
 
 PROPERTIES = (

@@ -76,9 +76,13 @@ def judge_conserved(state: State) -> Judgement:
     return Broken(f"{equation}: leak, {name_blocks(lost)} {verb} to nobody", tuple(sorted(lost)))
 
 
+_NOT_ONE_EACH = frozenset({"fork", "prefix", "window"})
+"""Abilities with which a table entry is not a block of its own."""
+
+
 def _held(state: State) -> int:
     """Entries of the tables, of shared blocks one each, of a window's null block none."""
-    if state.setting.declared.abilities & {"fork", "prefix", "window"}:
+    if not _NOT_ONE_EACH.isdisjoint(state.setting.declared.abilities):
         return len(state.seen.held - {state.setting.declared.null_block})
     return sum(len(table) for table in state.seen.tables.values())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count as counting
+from itertools import islice
 
 from pagedkv.specs.content import block_of
 from pagedkv.specs.model import GONE, Model, Setting
@@ -71,9 +72,13 @@ def placed(model: Model, setting: Setting, request: int, tags: tuple[int, ...]) 
         pages[-1] = next(fresh)
     for i in dead(model, setting, request, len(tags)):
         pages[i] = GONE
-    while len(pages) < setting.geometry.blocks_for(len(tags)):
-        pages.append(next(fresh))
-    return replace(there, pages=_numbered({**model.pages, request: tuple(pages)}))
+    before, held = len(model.live.get(request, ())), iter(pages)
+    whole = [
+        page
+        for had, due in zip(setting.spans(before), setting.spans(len(tags)), strict=True)
+        for page in (*islice(held, had), *islice(fresh, due - had))
+    ]
+    return replace(there, pages=_numbered({**model.pages, request: tuple(whole)}))
 
 
 def cut(model: Model, setting: Setting, request: int, seq_len: int) -> Model:
@@ -186,19 +191,27 @@ def _ends(seq_len: int, size: int) -> range:
     return range(size - 1, seq_len, size)
 
 
-def behind(setting: Setting, before: int, after: int) -> int:
-    """How many leading blocks growing from `before` to `after` tokens leaves behind the window."""
-    window, declared = setting.declared.window, setting.declared
-    if window is None:
-        return 0
+def behind(setting: Setting, held: tuple[int, ...], before: int, after: int) -> list[int]:
+    """How many leading entries, of each table that a request of `before` tokens held, it leaves
+    behind the window when it grows to `after`.
+    """
+    declared, size = setting.declared, setting.geometry.block_size
     reader = before + 1 if declared.window_of_first else after
-    return max(0, reader - window) // setting.geometry.block_size
+    return [
+        0 if window is None or declared.ring else min(max(0, reader - window) // size, len(part))
+        for window, part in zip(declared.each_window, setting.parts(held, before), strict=True)
+    ]
 
 
 def dead(model: Model, setting: Setting, request: int, after: int) -> list[int]:
-    """The logical blocks that growing to `after` tokens leaves behind the window."""
-    count = behind(setting, len(model.live.get(request, ())), after)
-    return [i for i, page in enumerate(model.pages.get(request, ())[:count]) if page != GONE]
+    """The entries that growing to `after` tokens leaves behind the window."""
+    pages, before, start = model.pages.get(request, ()), len(model.live.get(request, ())), 0
+    found = list[int]()
+    left = behind(setting, pages, before, after)
+    for part, gone in zip(setting.parts(pages, before), left, strict=True):
+        found += [start + i for i, page in enumerate(part[:gone]) if page != GONE]
+        start += len(part)
+    return found
 
 
 def _given_back(model: Model, request: int, gone: Sequence[int]) -> list[int]:

@@ -124,6 +124,8 @@ def judge_reports(state: State) -> Judgement:
             "utilization": (allocated - unused) / allocated if allocated else 0.0,
         }
         report = reports[r]
+        if report == due:
+            continue
         if isinstance(report, Unreadable):
             return Broken(f"allocation_report of request {r}: {report.message}", (), (r,))
         for name, value in due.items():
@@ -158,6 +160,8 @@ def judge_reads(state: State) -> Judgement:
         return VACUOUS
     if isinstance(again, Unreadable):
         return Broken(f"after reading, the snapshot can't be taken again: {again.message}")
+    if again == state.seen.snapshot:
+        return HOLDS
     for f in fields(again):
         was, now = getattr(state.seen.snapshot, f.name), getattr(again, f.name)
         if was != now:

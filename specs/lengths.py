@@ -8,6 +8,7 @@ a command on one request leaves every other as it was
 from __future__ import annotations
 
 from pagedkv.specs.commands import NOBODY
+from pagedkv.specs.model import Setting
 from pagedkv.specs.properties import (
     HOLDS,
     VACUOUS,
@@ -56,17 +57,27 @@ def judge_cover(state: State) -> Judgement:
         if r not in tables:
             return Broken(f"request {r} is live with {len(tags)} tokens but has no table", (), (r,))
         need, has = setting.blocks_for(len(tags)), len(tables[r])
-        lookahead, ahead = setting.declared.lookahead, setting.declared.lookahead_tokens
+        lookahead = setting.declared.lookahead
         if not need <= has <= need + lookahead:
             more = f" (+ lookahead {lookahead})" if lookahead else ""
-            tokens = f"{len(tags)} tokens" if not ahead else f"({len(tags)} + {ahead} tokens)"
             return Broken(
-                f"len(block_table[{r}]) = {has} != {need}{more} = "
-                f"ceil({tokens} / block_size {setting.geometry.block_size})",
+                f"len(block_table[{r}]) = {has} != {need}{more} = {_due(setting, len(tags))}",
                 tables[r],
                 (r,),
             )
     return HOLDS if model.live else VACUOUS
+
+
+def _due(setting: Setting, seq_len: int) -> str:
+    """What the number of blocks due is made of, of each table of a request."""
+    size, declared = setting.geometry.block_size, setting.declared
+    if declared.lookahead_tokens:
+        return f"ceil(({seq_len} + {declared.lookahead_tokens} tokens) / block_size {size})"
+    return " + ".join(
+        f"ceil({f'min({seq_len}, {window})' if declared.ring and window else seq_len} tokens / "
+        f"block_size {size})"
+        for window in declared.each_window
+    )
 
 
 def judge_others(step: Step) -> Judgement:

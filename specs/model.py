@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import isfinite
 from typing import TypeVar
 
@@ -56,55 +57,66 @@ class Setting:
     keeps_released: bool = False
     active: frozenset[AbilityName] = frozenset()
     host_blocks: int = 0
+    by_content: bool = field(init=False, repr=False, compare=False)
+    """Whether blocks are shared by what they hold: a tag then says that, and no request."""
+    shares: bool = field(init=False, repr=False, compare=False)
+    """Whether two tables may name one block."""
+    cuts_shared: bool = field(init=False, repr=False, compare=False)
+    """Whether a partly filled tail may be a block that others have found whole."""
+    tracks_pages: bool = field(init=False, repr=False, compare=False)
+    """Whether the number of blocks due depends on more than lengths."""
+    names: int = field(init=False, repr=False, compare=False)
+    """How many request names there are: a fork keeps tokens of a name that was given up."""
+    capacity: int = field(init=False, repr=False, compare=False)
+    """Tokens that fit into the usable blocks."""
+    widest: int = field(init=False, repr=False, compare=False)
+    """How far back the widest window of a table reads; 0 where there is none."""
+    stride: int = field(init=False, repr=False, compare=False)
+    """Tags that one request can have.
 
-    @property
-    def by_content(self) -> bool:
-        """Whether blocks are shared by what they hold: a tag then says that, and no request."""
-        return "prefix" in self.declared.abilities
+    A history ends at the first wrong grant, so no request outgrows the pool by more than one
+    token; behind a window it may grow for ever, and is stopped.
+    """
 
-    @property
-    def shares(self) -> bool:
-        """Whether two tables may name one block."""
-        return self.by_content or "fork" in self.declared.abilities
-
-    @property
-    def cuts_shared(self) -> bool:
-        """Whether a partly filled tail may be a block that others have found whole."""
-        return self.by_content and "truncate" in self.declared.abilities
-
-    @property
-    def tracks_pages(self) -> bool:
-        """Whether the number of blocks due depends on more than lengths."""
-        return "fork" in self.declared.abilities or self.declared.window is not None
-
-    @property
-    def names(self) -> int:
-        """How many request names there are: a fork keeps tokens of a name that was given up."""
-        return self.requests * 2 if "fork" in self.declared.abilities else self.requests
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit into the usable blocks."""
-        return len(self.usable) * self.geometry.block_size
-
-    @property
-    def stride(self) -> int:
-        """Tags that one request can have.
-
-        A history ends at the first wrong grant, so no request outgrows the pool by more than
-        one token; behind a window it may grow for ever, and is stopped.
-        """
-        return self.capacity + (self.declared.window or 0) + 2
+    def __post_init__(self) -> None:
+        # Here and not as properties: they are asked for at every step of every history.
+        can, put = self.declared.abilities, object.__setattr__
+        put(self, "by_content", "prefix" in can)
+        put(self, "shares", self.by_content or "fork" in can)
+        put(self, "cuts_shared", self.by_content and "truncate" in can)
+        put(self, "tracks_pages", "fork" in can or any(self.declared.each_window))
+        put(self, "names", self.requests * 2 if "fork" in can else self.requests)
+        put(self, "capacity", len(self.usable) * self.geometry.block_size)
+        put(self, "widest", max(window or 0 for window in self.declared.each_window))
+        put(self, "stride", self.capacity + self.widest + 2)
 
     def may_grow(self, seq_len: int) -> bool:
         """Whether a request may grow to so many tokens: with a window it would for ever."""
-        window = self.declared.window
-        return window is None or seq_len <= self.capacity + window
+        return None in self.declared.each_window or seq_len <= self.capacity + self.widest
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that a request of so many tokens holds, with what is reserved; 0 for 0 tokens."""
-        ahead = self.declared.lookahead_tokens if tokens else 0
-        return self.geometry.blocks_for(tokens + ahead)
+    def spans(self, seq_len: int) -> tuple[int, ...]:
+        """The blocks due in each table of a request of so many tokens."""
+        longest = [window if self.declared.ring else None for window in self.declared.each_window]
+        return tuple(self.geometry.blocks_for(min(seq_len, most or seq_len)) for most in longest)
+
+    def place(self, window: int | None, position: int) -> tuple[int, int]:
+        """Where a table of this window has a position: (index in the table, offset)."""
+        turned = position % window if self.declared.ring and window else position
+        return divmod(turned, self.geometry.block_size)
+
+    def parts(self, table: tuple[int, ...], seq_len: int) -> list[tuple[int, ...]]:
+        """The tables of a request, which stand one behind the other in `table`."""
+        if not self.declared.windows:
+            return [table]
+        entries = iter(table)
+        return [tuple(islice(entries, span)) for span in self.spans(seq_len)]
+
+    def blocks_for(self, seq_len: int) -> int:
+        """The blocks due in all tables of a request, with what is reserved; 0 for 0 tokens."""
+        if self.declared.windows or self.declared.ring:
+            return sum(self.spans(seq_len))
+        ahead = self.declared.lookahead_tokens if seq_len else 0
+        return self.geometry.blocks_for(seq_len + ahead)
 
     def tag(self, request: int, position: int) -> int:
         """The tag of one token: > 0, and exact in every float format for small pools."""
@@ -125,9 +137,8 @@ class Setting:
         return (*tags, *(self.tag(request, p) for p in range(start, start + count)))
 
     def readable(self, tags: tuple[int, ...]) -> tuple[int, ...]:
-        """Those that the window still reads; all without one."""
-        window = self.declared.window
-        return tags if window is None else tags[-window:]
+        """Those that the window still reads, of table after table; all without one."""
+        return tuple(tag for window in self.declared.each_window for tag in tags[-(window or 0) :])
 
     def name_tag(self, value: float) -> str:
         """Words for what a slot holds."""

@@ -33,6 +33,8 @@ class Need(Enum):
     SWAP = "the ability swap"
     HOST = "swapped and host_free in the snapshot"
     WINDOW = "the ability window"
+    NULLS = "the ability window, with null entries for what it leaves behind"
+    RING = "the ability window, with a ring"
     ASK = "the ability ask"
     GROUP = "the ability group"
     FAULTS = "injected failure (--faults, one target at a time)"
@@ -40,7 +42,7 @@ class Need(Enum):
 
 OF_ABILITIES = frozenset(
     {Need.APPEND, Need.TRUNCATE, Need.FORK, Need.LAZY_FORK, Need.PREFIX, Need.INDEX, Need.EVICTION}
-    | {Need.SWAP, Need.HOST, Need.WINDOW, Need.ASK, Need.GROUP}
+    | {Need.SWAP, Need.HOST, Need.WINDOW, Need.NULLS, Need.RING, Need.ASK, Need.GROUP}
 )
 """What only a target that declares an ability can offer."""
 

@@ -170,10 +170,10 @@ def _perhaps(outcome: Done) -> str:
 def _takes(step: Step) -> bool:
     """Whether the call takes blocks, though no more than it leaves behind a window."""
     own, before, setting = step.command.request, step.before.model, step.after.setting
-    if setting.declared.window is None or own not in before.live:
+    if "window" not in setting.declared.abilities or own not in before.live:
         return False
     after = len(step.command.advance(before, setting).live.get(own, ()))
-    blocks_for = setting.geometry.blocks_for
+    blocks_for = setting.blocks_for
     return blocks_for(after) > blocks_for(len(before.live[own]))
 
 

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from pagedkv.declarations import Declarations
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
-from pagedkv.specs.steps import Expected, Grant, State
+from pagedkv.specs.steps import Grant, State
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System
 
@@ -59,26 +59,39 @@ def boundary_first(commands: Sequence[Command], state: State) -> list[Command]:
     for only one are there are *pool edges*. Pool edges come first and stand three times, block
     edges twice. Changes nothing.
     """
-    if len(commands) == 1:
-        return list(commands)
-    dues = [command.expect(state.model, state.setting) for command in commands]
     pool, blocks = set[int](), set[int]()
     for _, group in groupby(range(len(commands)), key=lambda i: commands[i].request):
-        sizes = [i for i in group if isinstance(dues[i], Grant)]
-        if len(sizes) > 1:
-            blocks |= {sizes[0], sizes[-1]}
-        for i, j in pairwise(sizes):
-            if dues[i] != dues[j]:
-                blocks |= {i, j}
-            if _fits(dues[i], state) != _fits(dues[j], state):
-                pool |= {i, j}
+        of_one = list(group)
+        if len(of_one) > 1:  # One alone has no edge.
+            _find_edges(commands, of_one, state, pool, blocks)
+    if not blocks:
+        return list(commands)
     edges = [*sorted(pool), *sorted(blocks - pool)]
     rest = [i for i in range(len(commands)) if i not in blocks]
     return [commands[i] for i in (*edges, *rest, *edges, *sorted(pool))]
 
 
-def _fits(due: Expected, state: State) -> bool:
-    return isinstance(due, Grant) and due.high <= state.available_to(due)
+def _find_edges(
+    commands: Sequence[Command],
+    group: Sequence[int],
+    state: State,
+    pool: set[int],
+    blocks: set[int],
+) -> None:
+    """Add the edges among the sizes of one group to those found."""
+    model, setting = state.model, state.setting
+    sizes = [
+        (i, due) for i in group if isinstance(due := commands[i].expect(model, setting), Grant)
+    ]
+    if len(sizes) < 2:
+        return
+    blocks |= {sizes[0][0], sizes[-1][0]}
+    there = state.available_to(sizes[0][1])  # Commands of one class take from one pool.
+    for (i, one), (j, two) in pairwise(sizes):
+        if one != two:
+            blocks |= {i, j}
+        if (one.high <= there) != (two.high <= there):
+            pool |= {i, j}
 
 
 # ---------------------------------------------------------------- the machine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from hypothesis.strategies import DrawFn, composite, none, runner, sampled_from
+from hypothesis.strategies import DrawFn, SearchStrategy, composite, none, runner, sampled_from
 
 from pagedkv.abilities import AbilityName
 from pagedkv.specs.catalogue import PROPERTIES, offered, ops_of
@@ -42,13 +42,6 @@ __all__ = [
 ]
 
 Offers = dict[str, list[Command]]
-
-SHARES = 1 << 16
-"""Of so many equal shares one is drawn, whatever the number of commands on offer.
-
-So one strategy serves all steps: making one, its label and what Hypothesis asks of it once takes
-longer than all that is drawn from it. The first share is the simplest command.
-"""
 
 
 class Falsified(AssertionError):
@@ -100,12 +93,6 @@ class _Run:
             self.geometries = drivable(self.make)
         return self.geometries
 
-    def pick(self, op: str, share: int) -> Command:
-        """The command of this op that stands where `share` of `SHARES` of those on offer end."""
-        assert self.driver is not None, "only what has begun offers any"
-        commands = self.driver.ordered(op)
-        return commands[share * len(commands) // SHARES]
-
     def judge_of(self, world: System) -> Judge:
         """The one judge."""
         if self.judge is None:
@@ -123,6 +110,7 @@ class _Driver(RuleBasedStateMachine):
 
     Invariant: `_candidates` are those of the world's model, by op; `offers` are the same, without
     wrong use right after wrong use. That has changed nothing, and half of all steps would be it.
+    `_ordered` are some of them as they are drawn from in the world's state.
     """
 
     run: ClassVar[_Run]
@@ -134,6 +122,7 @@ class _Driver(RuleBasedStateMachine):
         self.commands: list[Command] = []
         self.offers: Offers = {}
         self._candidates: Offers = {}
+        self._ordered: Offers = {}
 
     def begin(self, geometry: Geometry) -> None:
         """Make a fresh world, and judge it."""
@@ -153,12 +142,14 @@ class _Driver(RuleBasedStateMachine):
         run, world = self.run, self.world
         run.watch()
         self.commands.append(command)
-        model = world.state.model
+        before = world.state
         step = world.apply(command)
         run.steps += 1
         judge = run.judge_of(world)
         self._fail_on(judge.step(step) + judge.reached(step))
-        if world.state.model is not model:
+        if world.state is not before:
+            self._ordered = {}
+        if world.state.model is not before.model:
             self._candidates = _by_op(world.candidates())
         self.offers = self._candidates
         if isinstance(step.expected, Refuse):
@@ -166,7 +157,9 @@ class _Driver(RuleBasedStateMachine):
 
     def ordered(self, op: str) -> list[Command]:
         """The commands of this op on offer, in the order to draw them from."""
-        return boundary_first(self.offers[op], self.world.state)
+        if op not in self._ordered:
+            self._ordered[op] = boundary_first(self.offers[op], self.world.state)
+        return self._ordered[op]
 
     def _fail_on(self, violations: list[Violation]) -> None:
         run = self.run
@@ -195,7 +188,8 @@ def _without_wrong_use(offers: Offers, state: State) -> Offers:
 @composite
 def _geometries(draw: DrawFn) -> Geometry:
     """One number after the other, so that each can shrink for itself."""
-    left = draw(runner()).run.possible()
+    machine: _Driver = draw(runner())
+    left: Sequence[Geometry] = machine.run.possible()
     for name in ("num_blocks", "block_size", "head_dim"):
         value = draw(sampled_from(sorted({getattr(geometry, name) for geometry in left})))
         left = [geometry for geometry in left if getattr(geometry, name) == value]
@@ -220,17 +214,28 @@ def stop(self: _Driver, over: None) -> None:
     """Where no command makes sense any more, the history is over."""
 
 
+@lru_cache(maxsize=1024)
+def _below(count: int) -> SearchStrategy[int]:
+    """An index. To make a strategy takes longer than to draw from it ten times: each is kept."""
+    return sampled_from(range(count))
+
+
 def _rule_of(op: str, run: _Run) -> Callable[[_Driver, Command], None]:
     def is_offered(machine: _Driver) -> bool:
         return op in machine.offers
+
+    @composite
+    def choices(draw: DrawFn) -> Command:
+        assert run.driver is not None, "only what has begun offers any"
+        commands = run.driver.ordered(op)
+        return commands[draw(_below(len(commands)))]
 
     def act(self: _Driver, command: Command) -> None:
         self.act(command)
 
     act.__name__ = act.__qualname__ = op.replace("-", "_")
     made: Callable[[_Driver, Command], None] = precondition(is_offered)(
-        # Not a function of its own, or a failure would be shown as a call of it.
-        rule(command=sampled_from(range(SHARES)).map(partial(run.pick, op)))(act)
+        rule(command=choices())(act)
     )
     return made
 

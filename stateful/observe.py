@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from itertools import chain
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.model import Model, Setting
@@ -14,6 +14,7 @@ from pagedkv.stateful.pool import Pool, Slot, TensorPool
 
 LONGEST = 300
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -61,10 +62,10 @@ def reconstruct(
     get: Callable[[Request], Any], request: Request, seq_len: int, width: int
 ) -> tuple[float, ...] | Unreadable:
     """One value per token of what `get` reads back, `[seq_len, width]`; changes nothing."""
-    rows = _attempt(partial(_rows, get, request, seq_len, width))
+    rows = _attempt(_rows, get, request, seq_len, width)
     if isinstance(rows, Unreadable):
         return rows
-    for position, row in enumerate(rows):
+    for position, row in enumerate(rows if width > 1 else ()):
         if any(value != row[0] for value in row):
             return Unreadable(f"position {position} reads {row}, from more than one token")
     return tuple([row[0] for row in rows])
@@ -90,7 +91,7 @@ def reports_of(
         return None
     reports: dict[int, Report | Unreadable] = {}
     for r in live:
-        reports[r] = _attempt(partial(_report, own, handles[r]))
+        reports[r] = _attempt(_report, own, handles[r])
     return reports
 
 
@@ -98,10 +99,10 @@ def _report(own: Callable[[Request], Report], request: Request) -> Report:
     return dict(own(request))
 
 
-def _attempt(look: Callable[[], _T]) -> _T | Unreadable:
+def _attempt(look: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T | Unreadable:
     """What `look` gives, or what the target raised in it: a target may raise anything."""
     try:
-        return look()
+        return look(*args, **named)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - as said
@@ -151,13 +152,24 @@ class Observer:
 
     def slots(
         self, request: int, tables: Mapping[int, tuple[int, ...]], seq_len: int
-    ) -> list[Slot]:
-        """The slot of each position, as the manager's own map or else the table says."""
-        own = getattr(self.manager, "slots", None)
+    ) -> list[list[Slot]]:
+        """The slot of each position, of each table, as the manager's own map or the table says."""
+        own, declared = getattr(self.manager, "slots", None), self.setting.declared
         if own is not None:
-            return [(block, offset) for _, block, offset in own(self.handles[request])]
+            every = own(self.handles[request])
+            if not declared.windows:
+                return [[(block, offset) for _, block, offset in every]]
+            several = range(len(declared.windows))
+            return [[(b, at) for which, b, at in every if which == i] for i in several]
         size, table = self.setting.geometry.block_size, tables.get(request, ())
-        return [(table[p // size], p % size) for p in range(min(seq_len, len(table) * size))]
+        if not (declared.windows or declared.ring):
+            return [[(table[p // size], p % size) for p in range(min(seq_len, len(table) * size))]]
+        found = []
+        parts = self.setting.parts(table, seq_len)
+        for window, part in zip(declared.each_window, parts, strict=True):
+            places = (self.setting.place(window, p) for p in range(seq_len))
+            found.append([(part[index], at) for index, at in places if index < len(part)])
+        return found
 
     def follow_tensor(self) -> None:
         """Use the tensor that the manager has now: it may have put another in its place."""
@@ -179,16 +191,22 @@ class Observer:
         width = self.setting.geometry.head_dim
         read: dict[int, tuple[float, ...] | Unreadable] = {}
         for r, tags in self.last[0].items():
-            due = len(self.setting.readable(tags))
             if own is None:
-                read[r] = self._read_slots(r, len(tags), due)
+                read[r] = self._read_slots(r, len(tags))
             else:
+                due = len(self.setting.readable(tags))
                 read[r] = reconstruct(own, self.handles[r], due, width)
         return read
 
-    def _read_slots(self, request: int, seq_len: int, due: int) -> tuple[float, ...] | Unreadable:
-        tables = self.last[1].block_tables
-        return _attempt(lambda: self.pool.read(self.slots(request, tables, seq_len)[-due:]))
+    def _read_slots(self, request: int, seq_len: int) -> tuple[float, ...] | Unreadable:
+        tables, each = self.last[1].block_tables, self.setting.declared.each_window
+
+        def read() -> tuple[float, ...]:
+            parts = zip(each, self.slots(request, tables, seq_len), strict=True)
+            last = (slots[-min(window or seq_len, seq_len) :] for window, slots in parts)
+            return self.pool.read(list(chain.from_iterable(last)))
+
+        return _attempt(read)
 
     def reports(self) -> Mapping[int, Report | Unreadable] | None:
         """The allocation report of each live request; None where the manager makes none."""
@@ -198,7 +216,7 @@ class Observer:
 
     def again(self) -> Snapshot | Unreadable:
         """Another snapshot; changes nothing, if the manager keeps its word."""
-        return _attempt(lambda: snapshot_of(self.manager, self.handles, self.last[0]))
+        return _attempt(snapshot_of, self.manager, self.handles, self.last[0])
 
     def listed(self) -> tuple[int, ...] | Unreadable | None:
         """The manager's `free_blocks` where its snapshot is another thing; else None."""

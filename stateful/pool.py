@@ -60,14 +60,25 @@ class Pool(Protocol):
 
 
 class ShadowPool:
-    """Tags by slot, for managers that have no tensor. A slot that is not there is poison."""
+    """Tags by slot, for managers that have no tensor. A slot that is not there is poison.
 
-    def __init__(self, block_size: int, tags: dict[Slot, int] | None = None) -> None:
-        self._block_size = block_size
+    What is written to the `reserved` blocks is lost: they are for padding.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        reserved: frozenset[int] = frozenset(),
+        tags: dict[Slot, int] | None = None,
+    ) -> None:
+        self._block_size, self._reserved = block_size, reserved
         self._tags = {} if tags is None else tags
 
     def write(self, slots: Sequence[Slot], tags: Sequence[int]) -> None:
         self._tags.update(zip(slots, tags, strict=True))
+        if self._reserved and not self._reserved.isdisjoint(block for block, _ in slots):
+            kept = (item for item in self._tags.items() if item[0][0] not in self._reserved)
+            self._tags = dict(kept)
         if POISON in tags:  # A copied block need not be full; equal pools are equal dicts.
             self._tags = {slot: tag for slot, tag in self._tags.items() if tag != POISON}
 
@@ -86,7 +97,7 @@ class ShadowPool:
 
     def copy(self) -> ShadowPool:
         """A pool of its own with the same tags; changes nothing."""
-        return ShadowPool(self._block_size, dict(self._tags))
+        return ShadowPool(self._block_size, self._reserved, dict(self._tags))
 
 
 class TensorPool:

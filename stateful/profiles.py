@@ -87,7 +87,8 @@ class Profile:
     pair_requests, pair_blocks: live requests and the largest pool where two targets run in
     lockstep: the product of two allocators that hand out in another order has many more states.
     engine_blocks: the largest pool for targets that declare `engine`. ability_blocks: that of the
-    scopes in which abilities are tried, one by one and in the pairs that engines combine.
+    scopes in which abilities are tried, one by one and in the pairs that engines combine. Both are
+    for one table: of targets with several, pools are so many times as large.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Profile:
 
     def scopes(self, declared: Declarations, *, pair: bool) -> tuple[Scope, ...]:
         """What is searched, the main scope first, then the one that keeps released handles."""
+        tables = len(declared.each_window)
         requests, kept = 3, tuple(g for g in FIXED if g.num_blocks <= 3)
         main = FIXED
         if pair:
@@ -111,7 +113,9 @@ class Profile:
         if declared.engine:
             requests = 2
             main = kept = tuple(
-                g for g in FIXED if g.num_blocks <= self.engine_blocks and g.block_size <= 2
+                g
+                for g in FIXED
+                if g.num_blocks <= self.engine_blocks * tables and g.block_size <= 2
             )
         whole = main == FIXED and requests == 3
         return (
@@ -139,12 +143,9 @@ class Profile:
 
     def _small(self, names: Set[AbilityName], declared: Declarations) -> tuple[Geometry, ...]:
         """The pools in which these are tried; of blocks of 3 tokens two at most."""
+        most = self.ability_blocks * len(declared.each_window)
         threes = 0 if declared.engine else 2 - len(MANY & names)
-        return tuple(
-            g
-            for g in FIXED
-            if g.num_blocks <= (self.ability_blocks if g.block_size <= 2 else threes)
-        )
+        return tuple(g for g in FIXED if g.num_blocks <= (most if g.block_size <= 2 else threes))
 
 
 def _possible(geometries: tuple[Geometry, ...], declared: Declarations) -> tuple[Geometry, ...]:

@@ -80,12 +80,14 @@ class SwiftWorld(World):
             if len(table) < len(held):
                 self.pool.poison(set(held).difference(table))
             if len(tags) > old:
-                if self.setting.declared.tables_outside or hasattr(manager, "slots"):
-                    slots = self._eyes.slots(name, now.seen.tables, len(tags))[old:]
+                declared = self.setting.declared
+                if declared.tables_outside or declared.windows or hasattr(manager, "slots"):
+                    for slots in self._eyes.slots(name, now.seen.tables, len(tags)):
+                        self.pool.write(slots[old:], tags[old : len(slots)])
                 else:
                     size = self.setting.geometry.block_size
-                    slots = [(int(table[p // size]), p % size) for p in range(old, len(tags))]
-                self.pool.write(slots, tags[old : old + len(slots)])
+                    places = [(int(table[p // size]), p % size) for p in range(old, len(tags))]
+                    self.pool.write(places, tags[old:])
             computed = getattr(manager, "computed", None)
             if computed is not None and name in now.model.live:
                 computed(request)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pagedkv.abilities import PROTOCOLS, missing
-from pagedkv.declarations import Declarations
+from pagedkv.declarations import STRICT, Declarations
 from pagedkv.protocol import PagedKVManager
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.observe import told
@@ -47,7 +47,7 @@ def made(factory: Factory, geometry: Geometry) -> PagedKVManager:
     """A fresh manager that has what it takes to be driven. Raises CannotDrive."""
     with driving(f"the target can't be made with {geometry}"):
         manager = factory(geometry.num_blocks, geometry.block_size, geometry.head_dim)
-    declared = getattr(manager, "declares", None) or Declarations()
+    declared = getattr(manager, "declares", None) or STRICT
     if not isinstance(declared, Declarations):
         raise CannotDrive(f"declares must be a pagedkv.Declarations, got {declared!r}")
     for name in ("allocate_for_prefill", "allocate_for_decode", "release_request"):

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from pagedkv.abilities import AbilityName
-from pagedkv.declarations import Declarations, Raises, Returns
+from pagedkv.declarations import STRICT, Raises, Returns
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.commands import Command
 from pagedkv.specs.growth import outlived
@@ -81,7 +81,7 @@ class World:
         self._freed: frozenset[int] = frozenset()
         self.steps = 0
         self._keyed: _Keyed | None = None
-        declared = getattr(self.manager, "declares", None) or Declarations()
+        declared = getattr(self.manager, "declares", None) or STRICT
         with driving("a fresh target can't be observed"):
             seen = snapshot_of(self.manager, {}, ())
             tensor = getattr(self.manager, "physical_kv_cache", None)
@@ -92,7 +92,7 @@ class World:
         host = int(self.manager.num_host_blocks) if "swap" in declared.abilities else 0  # type: ignore[attr-defined]
         setting = Setting(geometry, declared, usable, requests, keeps_released, active, host)
         self.setting = setting
-        pool: Pool = ShadowPool(geometry.block_size)
+        pool: Pool = ShadowPool(geometry.block_size, seen.reserved)
         if tensor is not None:
             check_tensor(tensor, geometry, setting.highest_tag)
             pool = TensorPool(tensor)
@@ -231,10 +231,11 @@ class World:
         tags = model.live.get(command.request, ())
         there, early = command.written(self.manager, before, request), None
         if len(tags) > there:
-            slots = eyes.slots(command.request, seen.block_tables, len(tags))[there:]
+            every = eyes.slots(command.request, seen.block_tables, len(tags))
             if self.setting.by_content and seen.index is not None:
-                early = self._early(seen.index.values(), slots, tags[there:])
-            eyes.pool.write(slots, tags[there : there + len(slots)])
+                early = self._early(seen.index.values(), every, tags, there)
+            for slots in every:
+                eyes.pool.write(slots[there:], tags[there : len(slots)])
         computed = getattr(self.manager, "computed", None)
         if computed is not None and command.request in model.live:
             computed(request)
@@ -244,14 +245,20 @@ class World:
         return taken & self._freed, early
 
     def _early(
-        self, found: Iterable[int], slots: Sequence[Slot], tags: Sequence[int]
+        self, found: Iterable[int], every: Sequence[Sequence[Slot]], tags: Sequence[int], there: int
     ) -> frozenset[int]:
         """Those of the blocks that can be found which do not hold these tags yet."""
-        there = frozenset(found).intersection(block for block, _ in slots)
-        if not there:
-            return there
-        places = zip(slots, self._eyes.pool.read(slots), tags, strict=False)
-        return frozenset(slot[0] for slot, has, tag in places if has != tag) & there
+        known, pool = frozenset(found), self._eyes.pool
+        places = [
+            (slot, tag)
+            for slots in every
+            for slot, tag in zip(slots[there:], tags[there:], strict=False)
+            if slot[0] in known
+        ]
+        has = pool.read([slot for slot, _ in places])
+        return frozenset(
+            slot[0] for (slot, tag), was in zip(places, has, strict=True) if was != tag
+        )
 
     def _freed_by(self, before: State, seen: Snapshot) -> frozenset[int]:
         """The blocks whose content is nobody's from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -10,11 +11,27 @@ import torch
 
 from pagedkv import ArrayKVCacheManager, HoldsNothing, Owned, Request
 from pagedkv.arrays import NOBODY
+from pagedkv.rows import FEW, KEPT
 from test_managers import Nth, admit, key_of
+
+
+def settled(manager):
+    """The equations of what is left for later; afterwards nothing is."""
+    below = manager._num_free - len(manager._top)
+    stack = manager._free[:below].tolist() + manager._top
+    row, left = manager._left_in
+    assert not left or manager._tables[row, : len(left)].tolist() == left
+    given = {row: held for row, held in enumerate(manager._given) if held is not None}
+    assert given == {row: manager._table(row) for row in given}
+    assert sum(map(len, given.values())) <= manager.num_blocks / 2
+    manager._settle()
+    assert (manager._top, manager._late) == ([], {})
+    assert stack == manager._free[: manager._num_free].tolist()
 
 
 def invariants(manager):
     """The equations at the head of pagedkv/rows.py, as code."""
+    settled(manager)
     free = manager._free[: manager._num_free].tolist()
     held = []
     for name, row in manager._rows.items():
@@ -58,6 +75,33 @@ def test_the_equations_hold_after_every_call_of_a_random_history(num_blocks, blo
         invariants(manager)
 
 
+@pytest.mark.parametrize(("num_blocks", "longest"), [(12, 5), (600, FEW + 40), (900, 30)])
+def test_the_equations_hold_whatever_single_calls_leave_for_later(num_blocks, longest):
+    draw = random.Random(num_blocks)
+    manager = ArrayKVCacheManager(num_blocks, 1, 1)
+    live: list[Request] = []
+    for step in range(500):
+        held = sum(len(request.block_table) for request in live)
+        count = draw.randint(1, longest)
+        match draw.choices(("admit", "release", "decode", "in a batch", "look"), (9, 9, 4, 1, 1)):
+            case ["admit"] if held + count <= num_blocks:
+                live.append(Request(step, count))
+                manager.allocate_for_prefill(live[-1])
+            case ["release"] if live:
+                manager.release_request(live.pop(draw.randrange(len(live))))
+            case ["decode"] if live and held < num_blocks:
+                manager.allocate_for_decode(draw.choice(live))
+            case ["in a batch"] if live and held + 2 <= num_blocks:
+                rows = manager.prefill_rows(np.array([1, 1]))
+                manager.release_rows(np.append(rows, manager.row_of(live.pop())))
+            case ["look"]:
+                assert len(manager.free_blocks) == num_blocks - held
+            case _:
+                pass
+        assert len(manager._top) <= KEPT + FEW
+        invariants(deepcopy(manager))
+
+
 # ------------------------------------------------------------------ order
 
 
@@ -88,6 +132,8 @@ def test_bookkeeping_takes_at_most_sixteen_bytes_a_block_and_four_a_table_entry(
     manager = ArrayKVCacheManager(4096, 1, 1)
     admit(manager, *[64] * 64)
     per_block = manager._free.nbytes + manager._owner.nbytes
+    listed = sum(len(held) for held in manager._given if held is not None)
+    assert 0 < 8 * listed <= 4 * 4096
     per_row = manager._lengths.nbytes + manager._counts.nbytes + manager._free_rows.nbytes
     assert per_block == 12 * 4096
     assert (manager._tables.nbytes, per_row) == (4 * 64 * 64, 12 * 64)
@@ -220,6 +266,7 @@ def test_a_snapshot_shows_the_counter_and_the_ownership():
 def test_a_snapshot_is_read_from_the_real_arrays():
     manager = ArrayKVCacheManager(5, 1, 1)
     admit(manager, 2)
+    manager._settle()
     row = 0
     manager._tables[row, 1] = 4
     manager._lengths[row] = 7

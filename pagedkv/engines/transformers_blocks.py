@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from transformers import LlamaConfig
@@ -47,13 +47,21 @@ class TransformersBlocks:
         },
     )
 
+    sliding_window: ClassVar[int | None] = None
+
     def __init__(
         self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
     ) -> None:
         self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
         self.block_size = as_int("block_size", block_size, minimum=1)
         self.head_dim = as_int("head_dim", head_dim, minimum=1)
-        config = LlamaConfig(num_hidden_layers=1, num_attention_heads=1, hidden_size=8, head_dim=8)
+        config = LlamaConfig(
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            hidden_size=8,
+            head_dim=8,
+            sliding_window=self.sliding_window,
+        )
         batching = ContinuousBatchingConfig(
             block_size=self.block_size,
             num_blocks=self.num_blocks,
@@ -75,19 +83,24 @@ class TransformersBlocks:
         return self._placed(req, req.seq_len)
 
     def allocate_for_decode(self, req: Request) -> bool:
+        return self.allocate_for_append(req, 1)
+
+    def allocate_for_append(self, req: Request, count: int) -> bool:
         state = self._live[req]
-        if not self._allocated(state, 1):
+        if not self._allocated(state, count):
             return False
-        state.generated_tokens.append(next(self._ids))
-        return self._placed(req, 1)
+        state.generated_tokens += [next(self._ids)] * count
+        return self._placed(req, count)
 
     def _allocated(self, state: RequestState, tokens: int) -> bool:
-        here: Any = SimpleNamespace(cache=self._cache)
+        here: Any = SimpleNamespace(cache=self._cache, active_requests={})
         return bool(Scheduler._allocate_blocks_if_needed(here, state, tokens))
 
     def _placed(self, req: Request, tokens: int) -> bool:
         state = self._live[req]
         full = state.current_len() // self.block_size
+        every = state.initial_tokens + state.generated_tokens
+        state.tokens_to_process = every[state.current_len() :][:tokens]
         state.position_offset += tokens
         self._complete = state.current_len() // self.block_size - full
         req.seq_len = state.current_len()

@@ -48,6 +48,8 @@ class TransformersPaged:
     declares = DECLARES
     blocks_per_sector: ClassVar[int] = 1
     shares: ClassVar[bool] = False
+    layers: ClassVar[tuple[str, ...]] = (GROUP,)  # of each kind one, which is a group
+    window: ClassVar[int | None] = None
 
     def __init__(
         self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
@@ -56,7 +58,14 @@ class TransformersPaged:
         self.block_size = as_int("block_size", block_size, minimum=1)
         self.head_dim = as_int("head_dim", head_dim, minimum=1)
         self._cache = copied(
-            made(self.num_blocks, self.block_size, self.blocks_per_sector, self.shares)
+            made(
+                self.num_blocks,
+                self.block_size,
+                self.blocks_per_sector,
+                self.shares,
+                self.layers,
+                self.window,
+            )
         )
         self._live: dict[Request, RequestState] = {}  # by identity
         self._ids = count()
@@ -65,8 +74,9 @@ class TransformersPaged:
         self._found: dict[str, int] = {}  # tokens that live requests found, by the engine's ids
 
     @property
-    def _group(self) -> Any:
-        return self._cache.cache_allocators[GROUP]
+    def _groups(self) -> list[Any]:
+        """The allocator of each kind of layers."""
+        return list(self._cache.cache_allocators.values())
 
     def _new(self, req: Request) -> RequestState:
         """A request of the engine; it has no extra keys, so one makes other tokens of them."""
@@ -115,15 +125,17 @@ class TransformersPaged:
     def _stored(self, req: Request, tokens: int) -> bool:
         state = self._live[req]
         self._complete = self._cache.count_new_complete_blocks(state, tokens)
+        start = state.current_len()
+        state.tokens_to_process = contents(req, start)[:tokens]
         state.position_offset += tokens  # as ContinuousBatchingIOs does for the next batch
-        req.seq_len, req.block_table = state.current_len(), list(self._table(state))
+        req.seq_len, req.block_table = state.current_len(), self._table(state)
         return True
 
     def computed(self, req: Request) -> None:
         """After the forward pass `update_batch` calls `mark_complete_blocks`."""
         state = self._live[req]
         self._cache.mark_complete_blocks(state, self._complete)
-        self._complete, req.block_table = {}, list(self._table(state))
+        self._complete, req.block_table = {}, self._table(state)
 
     def release_request(self, req: Request) -> None:
         name = self._live.pop(req).request_id
@@ -132,59 +144,70 @@ class TransformersPaged:
         req.block_table = []
 
     def _table(self, state: RequestState) -> list[int]:
-        table: list[int] = self._group.block_table[state.request_id]
-        return table
+        """Its table of each group, one behind the other."""
+        return [block for group in self._groups for block in group.block_table[state.request_id]]
 
     def slots(self, req: Request) -> list[tuple[int, int, int]]:
-        """Where each position of a live request is read from, as the engine itself says."""
-        group, state = self._group, self._live[req]
-        rows = group.get_read_indices(state.request_id, state.current_len(), 0)
-        return [(0, *divmod(row, group.block_physical_stride)) for row in rows]
+        """Where the last batch read and wrote each position, as the engine itself says.
+
+        What is read no more is where nothing is read, in the write trash.
+        """
+        state, slots = self._live[req], list[tuple[int, int, int]]()
+        name, new = state.request_id, len(state.tokens_to_process)
+        past = state.current_len() - new
+        for i, group in enumerate(self._groups):
+            read = group.get_read_indices(name, past, 0)
+            rows = [group.write_trash_index] * (past - len(read)) + read
+            rows += group.get_write_indices(name, past, new)
+            slots += [(i, *divmod(row, group.block_physical_stride)) for row in rows]
+        return slots
 
     def snapshot(self) -> Snapshot:
         """All that the engine keeps, live. The blocks of the first two sectors are for padding."""
-        cache, group, pool, size = (
-            self._cache,
-            self._group,
-            self._cache.pool,
-            self._group.blocks_per_sector,
-        )
-        counts = {block: 1 for table in group.block_table.values() for block in table}
+        groups, pool = self._groups, self._cache.pool
+        (size,) = {group.blocks_per_sector for group in groups}  # so ids mean the same in all
+        tables = {req.request_id: self._table(it) for req, it in self._live.items()}
+        # A count of 1 is implicit, BlockLedger says.
+        counts = {b: 1 for group in groups for table in group.block_table.values() for b in table}
+        for group in groups:
+            counts |= group.ledger.shared_ref_counts
         return Snapshot(
-            block_tables={req.request_id: self._table(it) for req, it in self._live.items()},
+            block_tables=tables,
             seq_lens={req.request_id: it.current_len() for req, it in self._live.items()},
             free_blocks=[
-                *(b for tree in pool._free_blocks[0].trees.values() for b in reversed(tree)),
+                *(b for of in pool._free_blocks for tree in of.trees.values() for b in tree[::-1]),
                 *(s * size + i for s in reversed(pool.free_sectors) for i in range(size)),
             ],
-            num_free=pool.count_free_blocks(group.index) + pool.num_free_sectors * size,
-            blocks=range(2 * size, 2 * size + cache.num_blocks),
+            num_free=sum(pool.count_free_blocks(group.index) for group in groups)
+            + pool.num_free_sectors * size,
+            blocks=range(2 * size, 2 * size + groups[0].num_blocks),
             reserved=range(2 * size),
-            # A count of 1 is implicit, BlockLedger says.
-            ref_counts=counts | group.ledger.shared_ref_counts,
-            cached=group.ledger.cached_blocks,
-            index=group.ledger.hash_to_block if self.shares else None,
+            ref_counts=counts,
+            cached={b for group in groups for b in group.ledger.cached_blocks},
+            index=groups[0].ledger.hash_to_block if self.shares else None,
         )
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents."""
-        pool, group = self._cache.pool, self._group
-        ledger, trees = group.ledger, pool._free_blocks[0]
-        return (
-            tuple(pool.free_sectors),
-            len(trees),
-            tuple((root, *tree) for root, tree in trees.trees.items()),
-            tuple(
-                sorted(
-                    (names[r.request_id], it.current_len(), *self._table(it))
-                    for r, it in self._live.items()
-                )
-            ),
-            tuple(sorted(ledger.shared_ref_counts.items())),
-            tuple(ledger.cached_blocks),
-            tuple(sorted(ledger.block_to_hash.items())),
-            tuple(sorted(ledger.hash_to_block.items())),
+        pool = self._cache.pool
+        live = sorted(
+            (names[r.request_id], it.current_len(), *self._table(it))
+            for r, it in self._live.items()
         )
+        groups = [
+            (
+                len(trees),
+                tuple((root, *tree) for root, tree in trees.trees.items()),
+                tuple(sorted(ledger.shared_ref_counts.items())),
+                tuple(ledger.cached_blocks),
+                tuple(sorted(ledger.block_to_hash.items())),
+                tuple(sorted(ledger.hash_to_block.items())),
+            )
+            for trees, ledger in zip(
+                pool._free_blocks, (group.ledger for group in self._groups), strict=True
+            )
+        ]
+        return (tuple(pool.free_sectors), tuple(live), *groups)
 
     def clone(
         self, requests: Mapping[int, Request]
@@ -229,16 +252,29 @@ def contents(req: Request, start: int) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def made(blocks: int, block_size: int, blocks_per_sector: int, shares: bool) -> PagedAttentionCache:
+def made(
+    blocks: int,
+    block_size: int,
+    blocks_per_sector: int,
+    shares: bool,
+    layers: tuple[str, ...],
+    window: int | None,
+) -> PagedAttentionCache:
     """A cache as it is when new, to be copied."""
     # A row of keys and values takes 8 bytes for each of its dimensions, a sector 128 or a multiple.
     dims = 16 if blocks_per_sector == 1 else 16 // blocks_per_sector // block_size
     config = LlamaConfig(
-        num_hidden_layers=1, num_attention_heads=1, hidden_size=dims, head_dim=dims, vocab_size=4
+        num_hidden_layers=len(layers),
+        num_attention_heads=1,
+        hidden_size=dims,
+        head_dim=dims,
+        vocab_size=4,
+        layer_types=list(layers),
+        sliding_window=window,
     )
     batching = ContinuousBatchingConfig(
         page_size=block_size,
-        num_blocks=blocks,
+        num_blocks=blocks // len(layers),  # which are blocks of all layers
         max_batch_tokens=blocks * block_size,
         max_memory_percent=0.5,
         allow_block_sharing=shares,

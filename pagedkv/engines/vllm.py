@@ -20,6 +20,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
+    KVCacheBlock,
     get_request_block_hasher,
     init_none_hash,
 )
@@ -69,7 +70,8 @@ class VllmManager:
         self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
         self.block_size = as_int("block_size", block_size, minimum=1)
         self.head_dim = as_int("head_dim", head_dim, minimum=1)
-        config = KVCacheConfig(self.num_blocks + 1, [], [KVCacheGroupSpec(["layer"], self._spec())])
+        groups = [KVCacheGroupSpec([f"layer {i}"], it) for i, it in enumerate(self._specs())]
+        config = KVCacheConfig(self.num_blocks + 1, [], groups)
         self._engine = KVCacheManager(
             config, LONGEST, self.block_size, self.block_size, enable_caching=caching
         )
@@ -79,10 +81,10 @@ class VllmManager:
         self._requests: dict[Request, EngineRequest] = {}
         self._found: dict[Request, int] = {}  # and how many of its tokens were hits
 
-    def _spec(self) -> KVCacheSpec:
-        return FullAttentionSpec(
-            block_size=self.block_size, num_kv_heads=1, head_size=self.head_dim, dtype=torch.float32
-        )
+    def _specs(self) -> list[KVCacheSpec]:
+        """What the layers of each group are like."""
+        size, dims = self.block_size, self.head_dim
+        return [FullAttentionSpec(size, num_kv_heads=1, head_size=dims, dtype=torch.float32)]
 
     def _salt(self, req: Request) -> str | None:
         """What keeps the contents of a request apart from all others."""
@@ -120,13 +122,18 @@ class VllmManager:
         granted = self._engine.allocate_slots(request, count)
         if granted is not None:
             self._grow(req, req.seq_len + count)
-        # A refused call may have dropped blocks behind a window.
-        (req.block_table,) = self._engine.get_block_ids(str(req.request_id))
+        req.block_table = self._table(req)  # A refused call may have dropped blocks of a window.
         return granted
 
     def _grow(self, req: Request, seq_len: int) -> None:
         req.seq_len = self._requests[req].num_computed_tokens = seq_len
-        (req.block_table,) = self._engine.get_block_ids(str(req.request_id))
+        req.block_table = self._table(req)
+
+    def _table(self, req: Request) -> list[int]:
+        """Its table of each group, one behind the other."""
+        return [
+            block for table in self._engine.get_block_ids(str(req.request_id)) for block in table
+        ]
 
     def release_request(self, req: Request) -> None:
         request = self._requests[req]
@@ -136,10 +143,13 @@ class VllmManager:
 
     def snapshot(self) -> Snapshot:
         lengths = {r.request_id: q.num_computed_tokens for r, q in self._requests.items()}
-        (group,) = self._engine.coordinator.single_type_managers
+        tables: dict[int, list[KVCacheBlock]] = {}
+        for group in self._engine.coordinator.single_type_managers:
+            for name, table in group.req_to_blocks.items():
+                tables.setdefault(int(name), []).extend(table)
         return self._show(
             self._engine.block_pool,
-            {int(name): table for name, table in group.req_to_blocks.items()},
+            tables,
             {name: seq_len for name, seq_len in lengths.items() if seq_len},
         )
 
@@ -162,13 +172,15 @@ class VllmManager:
 
     def blocks_key(self, names: Mapping[int, int]) -> tuple[Hashable, ...]:
         """The same of the blocks: all, where it means nothing how many tokens wait for slots."""
-        (group,) = self._engine.coordinator.single_type_managers
         return (
-            tuple(
-                (names.get(int(name), -1), group.num_cached_block.get(name), *ids(table))
-                for name, table in sorted(
-                    group.req_to_blocks.items(), key=lambda item: names.get(int(item[0]), -1)
+            *(
+                tuple(
+                    (names.get(int(name), -1), group.num_cached_block.get(name), *ids(table))
+                    for name, table in sorted(
+                        group.req_to_blocks.items(), key=lambda item: names.get(int(item[0]), -1)
+                    )
                 )
+                for group in self._engine.coordinator.single_type_managers
             ),
             *pool_key(self._engine.block_pool, self._label(self._known(names))),
         )

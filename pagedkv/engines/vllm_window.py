@@ -39,14 +39,16 @@ class VllmWindow(VllmManager):
     )
     state_key = VllmManager.blocks_key  # all tokens that wait are zeros
 
-    def _spec(self) -> KVCacheSpec:
-        return SlidingWindowSpec(
-            block_size=self.block_size,
-            num_kv_heads=1,
-            head_size=self.head_dim,
-            dtype=torch.float32,
-            sliding_window=WINDOW,
-        )
+    def _specs(self) -> list[KVCacheSpec]:
+        return [
+            SlidingWindowSpec(
+                block_size=self.block_size,
+                num_kv_heads=1,
+                head_size=self.head_dim,
+                dtype=torch.float32,
+                sliding_window=WINDOW,
+            )
+        ]
 
     def allocate_for_append(self, req: Request, count: int) -> KVCacheBlocks | None:
         return self._extend(req, count)

@@ -184,8 +184,8 @@ class OverwritesTopOfStack(ArrayKVCacheManager):
         pushed = len(req.block_table)
         super().release_request(req)
         if self._num_free > pushed:
-            top = self._num_free
-            self._free[top - pushed - 1 : top - 1] = self._free[top - pushed : top].copy()
+            stack = self._stack()
+            stack[-pushed - 1 : -1] = stack[-pushed:].copy()
 
 
 @planted("free-disjoint", 4)

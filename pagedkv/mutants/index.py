@@ -80,8 +80,10 @@ class KeepsOwnerOfFreed(ArrayKVCacheManager):
     """Leaves the owner of a block that came free as it was, but for the first of a table."""
 
     def release_request(self, req: Request) -> None:
+        self._settle()
         owner, first = self._owner.copy(), req.block_table[:1]
         super().release_request(req)
+        self._settle()
         owner[first] = NOBODY
         self._owner = owner
 
@@ -125,7 +127,7 @@ class ListsInHandOutOrder(ArrayKVCacheManager):
 
     @property
     def free_blocks(self) -> list[int]:
-        order: list[int] = self._free[: self._num_free][::-1].tolist()
+        order: list[int] = self._stack()[::-1].tolist()
         return order
 
 
@@ -197,7 +199,8 @@ class SortsStackWhenListed(ArrayKVCacheManager):
 
     @property
     def free_blocks(self) -> list[int]:
-        self._free[: self._num_free] = -np.sort(-self._free[: self._num_free])
+        stack = self._stack()
+        stack[:] = -np.sort(-stack)
         return super().free_blocks
 
 

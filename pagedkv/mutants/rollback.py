@@ -54,7 +54,7 @@ class PutsBackInReverse(ArrayKVCacheManager):
         try:
             super().allocate_for_prefill(req)
         except OutOfBlocks:
-            self._free[: self._num_free] = self._free[: self._num_free][::-1].copy()
+            self._stack()[:] = self._stack()[::-1].copy()
             raise
 
 

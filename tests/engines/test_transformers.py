@@ -9,10 +9,12 @@ pytest.importorskip("transformers.generation.continuous_batching.cache_allocator
 from counting import counted
 from pagedkv.engines.transformers_paged import TransformersPaged, TransformersSectors
 from pagedkv.engines.transformers_sharing import TransformersForking, TransformersSharing
+from pagedkv.engines.transformers_sliding import TransformersHybrid, TransformersSliding
 from pagedkv.protocol import Request
 from pagedkv.specs.model import Geometry
 
 ALL = (TransformersPaged, TransformersSectors, TransformersSharing, TransformersForking)
+RINGS = (TransformersSliding, TransformersHybrid)
 
 
 def admit(
@@ -118,7 +120,7 @@ def test_a_released_request_may_be_prefilled_again(make):
 
 def test_two_blocks_in_a_sector():
     manager = TransformersSectors(4, 2, 1)
-    assert (manager._group.blocks_per_sector, manager._cache.num_sectors) == (2, 2)
+    assert (manager._groups[0].blocks_per_sector, manager._cache.num_sectors) == (2, 2)
     request = admit(manager, 0, 1)
     assert (request.block_table, manager.snapshot().free_blocks) == ([6], (7, 4, 5))
     manager.release_request(request)
@@ -250,26 +252,90 @@ def test_asking_answers_what_the_call_would_and_changes_nothing(make):
     assert before == (manager.snapshot(), manager.state_key({0: 0}))
 
 
+# ---------------------------------------------------------------- layers with a window
+
+
+def test_a_ring_keeps_its_blocks_and_is_written_over():
+    manager = TransformersSliding(3, 2, 1)
+    request, written = admit(manager, 0, 2), []
+    for _ in range(3):
+        assert decode(manager, request) is True
+        written.append((list(request.block_table), manager.slots(request)[-1]))
+    assert written == [([4, 3], (0, 3, 0)), ([4, 3], (0, 4, 0)), ([4, 3], (0, 4, 1))]
+    assert manager.snapshot().free_blocks == (2,)
+
+
+@pytest.mark.parametrize("make", RINGS)
+def test_of_a_prompt_longer_than_the_window_the_last_tokens_are_stored(make):
+    manager = make(6, 2, 1)
+    request = admit(manager, 0, 4)
+    ring = len(make.layers) - 1
+    first, second = request.block_table[-2:]
+    slots = [slot for slot in manager.slots(request) if slot[0] == ring]
+    assert slots == [(ring, 1, 0), (ring, first, 1), (ring, second, 0), (ring, first, 0)]
+    assert decode(manager, request) is True
+    first, second = request.block_table[-2:]
+    slots = [slot for slot in manager.slots(request) if slot[0] == ring]
+    assert slots[-3:] == [(ring, second, 0), (ring, first, 0), (ring, first, 1)]
+    assert slots[:2] == [(ring, 1, 0), (ring, 1, 0)]  # the write trash
+
+
+def test_full_attention_and_a_window_have_tables_of_their_own_from_one_pool():
+    manager = TransformersHybrid(8, 2, 1)
+    request = admit(manager, 0, 5)
+    assert (request.block_table, manager.snapshot().free_blocks) == ([9, 8, 7, 6, 5], (4, 3, 2))
+    assert [slot for slot in manager.slots(request) if slot[0] == 0] == [
+        (0, 9, 0),
+        (0, 9, 1),
+        (0, 8, 0),
+        (0, 8, 1),
+        (0, 7, 0),
+    ]
+    manager.release_request(request)
+    assert manager.snapshot().num_free == 8
+
+
+def test_both_groups_get_their_blocks_or_none_does():
+    manager = TransformersHybrid(4, 1, 1)
+    live, fresh = admit(manager, 0, 1), Request(1, 2)
+    before = manager.snapshot(), repr(live), manager.state_key({0: 0})
+    assert manager.allocate_for_prefill(fresh) is False
+    assert decode(manager, live, 2) is False
+    assert before == (manager.snapshot(), repr(live), manager.state_key({0: 0}))
+    assert decode(manager, live) is True
+
+
+def test_what_is_free_in_a_group_is_not_there_for_the_other_until_sectors_are_freed():
+    """So the hybrid is not asked: the engine asks an empty cache only, and frees none for it."""
+    manager = TransformersHybrid(6, 2, 1)
+    for request in [admit(manager, name, 1) for name in range(3)]:
+        manager.release_request(request)
+    assert manager.snapshot().num_free == 6
+    assert manager.can_prefill(Request(3, 8)) is False
+    assert len(admit(manager, 3, 8).block_table) == 6
+    assert "ask" not in manager.declares.abilities
+
+
 # ---------------------------------------------------------------- the copies
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", [*ALL, *RINGS])
 def test_a_new_manager_has_nothing_of_one_made_before(make):
-    fresh = make(2, 2, 1).state_key({})
-    admit(make(2, 2, 1), 0, 3)
-    assert fresh == make(2, 2, 1).state_key({})
+    fresh = make(4, 2, 1).state_key({})
+    admit(make(4, 2, 1), 0, 3)
+    assert fresh == make(4, 2, 1).state_key({})
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", [*ALL, *RINGS])
 def test_a_clone_shares_nothing_that_changes(make):
-    manager = make(4, 2, 1)
+    manager = make(8, 2, 1)
     live, gone = admit(manager, 0, 3), admit(manager, 1, 2)
     manager.release_request(gone)
     names = {0: 0, 2: 2}
     twin, handles = manager.clone({0: live})
     before = manager.state_key(names), repr(live)
     assert before == (twin.state_key(names), repr(handles[0]))
-    assert twin._cache.layer_to_allocator[0] is twin._group
+    assert twin._cache.layer_to_allocator[0] is twin._groups[0]
     decode(twin, handles[0])
     decode(twin, handles[0])
     admit(twin, 2, 2)
@@ -286,6 +352,9 @@ def test_a_clone_shares_nothing_that_changes(make):
         (TransformersPaged, 2, 1, (13, 50)),
         (TransformersPaged, 2, 2, (22, 110)),
         (TransformersSectors, 2, 2, (15, 71)),
+        (TransformersSliding, 2, 2, (27, 127)),
+        (TransformersSliding, 3, 1, (82, 370)),
+        (TransformersHybrid, 4, 1, (156, 792)),
     ],
 )
 def test_the_states_of_a_pool_are_exhausted(make, blocks, block_size, expected):

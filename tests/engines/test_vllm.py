@@ -14,10 +14,13 @@ from pagedkv.protocol import Request, Snapshot
 
 pytest.importorskip("vllm.v1.core.kv_cache_manager")
 
+from counting import counted
 from pagedkv.engines.vllm import VllmManager, caching_manager
 from pagedkv.engines.vllm_blockpool import VllmBlockPool
+from pagedkv.engines.vllm_hybrid import VllmHybrid, VllmHybridCached
 from pagedkv.engines.vllm_prefix import VllmPrefix
 from pagedkv.engines.vllm_window import VllmWindow
+from pagedkv.specs.model import Geometry
 
 ALL = (VllmManager, caching_manager, VllmBlockPool)
 MANAGERS = (VllmManager, caching_manager)
@@ -363,3 +366,93 @@ def test_a_refused_call_gives_back_what_is_behind_the_window():
 def test_the_scopes_of_the_abilities_are_exhausted_and_nothing_breaks(target):
     (report,) = check(target, budget=600).targets
     assert (report.verdict, report.coverage.exhausted) == ("passed", True)
+
+
+# ------------------------------------------------------------------- two groups over one pool
+
+HYBRIDS = (VllmHybrid, VllmHybridCached)
+
+
+@pytest.mark.parametrize(
+    ("make", "coordinator", "tables"),
+    [
+        (
+            VllmHybrid,
+            "KVCacheCoordinatorNoPrefixCache",
+            [[1, 2], [1, 3, 2, 4], [1, 3, 0, 4], [1, 3, 2, 0, 4, 5], [1, 3, 2, 0, 0, 5]],
+        ),
+        (
+            VllmHybridCached,  # a full block is cached, so that it comes to the end of the queue
+            "HybridKVCacheCoordinator",
+            [[1, 2], [1, 3, 2, 4], [1, 3, 0, 4], [1, 3, 5, 0, 4, 6], [1, 3, 5, 0, 0, 6]],
+        ),
+    ],
+)
+def test_each_group_has_a_table_and_one_gives_back_what_its_window_leaves_behind(
+    make, coordinator, tables
+):
+    manager = make(8, 2, 1)
+    assert type(manager._engine.coordinator).__name__ == coordinator
+    request = admit(manager, 0, 2)
+    found = [request.block_table]
+    for _ in range(4):
+        assert decode(manager, request) is not None
+        found.append(request.block_table)
+    assert found == tables
+    assert manager.snapshot().block_tables == {0: tuple(tables[-1])}
+
+
+@pytest.mark.parametrize("make", HYBRIDS)
+def test_the_slots_of_a_position_are_those_of_each_groups_own_table(make):
+    manager = make(8, 2, 1)
+    request = admit(manager, 0, 3)
+    first, second = [(1, 0), (1, 1), (2, 0)], [(3, 0), (3, 1), (4, 0)]
+    assert manager.slots(request) == [*((0, *s) for s in first), *((1, *s) for s in second)]
+    _, window = manager._engine.coordinator.single_type_managers
+    window.req_to_blocks["0"].pop()
+    assert manager.slots(request)[3:] == [(1, 3, 0), (1, 3, 1)]
+    assert manager.snapshot().block_tables == {0: (1, 2, 3)}
+
+
+@pytest.mark.parametrize("make", HYBRIDS)
+def test_all_groups_get_their_blocks_or_none_does(make):
+    manager = make(3, 1, 1)
+    live, fresh = admit(manager, 0, 1), Request(1, 1)
+    before = manager.snapshot(), repr(live), manager.state_key(NAMES)
+    assert manager.allocate_for_prefill(fresh) is None
+    assert decode(manager, live) is None
+    assert before == (manager.snapshot(), repr(live), manager.state_key(NAMES))
+    assert before[0].free_blocks == (3,)
+
+
+@pytest.mark.parametrize("make", HYBRIDS)
+def test_a_release_gives_the_blocks_of_every_group_back(make):
+    manager = make(4, 1, 1)
+    request = admit(manager, 0, 2)
+    assert request.block_table == [1, 2, 3, 4]
+    manager.release_request(request)
+    assert (manager.snapshot().block_tables, manager.snapshot().num_free) == ({}, 4)
+    assert set(manager.snapshot().free_blocks or ()) == {1, 2, 3, 4}
+
+
+def test_a_resumed_request_finds_nothing_of_what_is_cached():
+    manager = VllmHybridCached(4, 1, 1)
+    request = admit(manager, 0, 2)
+    manager.release_request(request)
+    assert any(block.block_hash is not None for block in pool_of(manager).blocks)
+    assert manager.allocate_for_prefill(request) is not None
+    assert manager._found[request] == 0
+    assert len(set(request.block_table)) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "blocks", "block_size", "expected"),
+    [
+        (VllmHybrid, 4, 1, (108, 504)),
+        (VllmHybrid, 4, 2, (216, 1224)),
+        (VllmHybridCached, 4, 1, (108, 504)),
+        (VllmHybridCached, 4, 2, (312, 2040)),
+    ],
+)
+def test_the_states_of_two_groups_are_exhausted(make, blocks, block_size, expected):
+    assert counted(make, Geometry(blocks, block_size)) == expected
