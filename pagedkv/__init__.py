@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pagedkv.adapter import Adapter
     from pagedkv.api import assert_holds, check
     from pagedkv.arrays import ArrayKVCacheManager
     from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pagedkv.suite import parametrize_with_checks
 
 _HOME = {
+    "Adapter": "pagedkv.adapter",
     "AlreadyHolding": "pagedkv.protocol",
     "ArrayKVCacheManager": "pagedkv.arrays",
     "Declarations": "pagedkv.declarations",
@@ -61,6 +63,7 @@ _HOME = {
 __version__ = "0.1.0"
 __all__ = [
     "NOT_TRIED",
+    "Adapter",
     "AlreadyHolding",
     "ArrayKVCacheManager",
     "Declarations",

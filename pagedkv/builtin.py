@@ -258,7 +258,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "smol-vllm-alone",
-        "pagedkv.engines.smol_vllm:alone",
+        "pagedkv.engines.smol_vllm:SmolVllmAlone",
         "smol-vllm's BlockSpaceManager by itself.",
         "smol_vllm",
         "pip install smol-vllm==0.1.2",
@@ -272,7 +272,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "mini-infer-engine",
-        "pagedkv.engines.mini_infer:engine",
+        "pagedkv.engines.mini_infer:MiniInferEngine",
         "mini-infer's BlockPool with the tables of its engine's sequences.",
         "mini_infer",
         "pip install --no-deps mini-infer==0.2.5",
@@ -344,6 +344,20 @@ BUILTINS: tuple[Builtin, ...] = (
         "exllamav3",
         "pagedkv.engines.exllamav3:ExLlamaV3PageTable",
         "exllamav3's PageTable under its own generator's queue, behind an adapter.",
+        "exllamav3.generator.pagetable",
+        _EXLLAMAV3,
+    ),
+    Builtin(
+        "exllamav3-prefix",
+        "pagedkv.engines.exllamav3_prefix:ExLlamaV3Prefix",
+        "The same with jobs that find each other's pages by their content.",
+        "exllamav3.generator.pagetable",
+        _EXLLAMAV3,
+    ),
+    Builtin(
+        "exllamav3-partly",
+        "pagedkv.engines.exllamav3_prefix:ExLlamaV3Partly",
+        "The same with what is found in pages that are not full, and without the index.",
         "exllamav3.generator.pagetable",
         _EXLLAMAV3,
     ),

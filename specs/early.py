@@ -1,6 +1,6 @@
 """Nothing is found before it is computed, unless the target declares that it is.
 
-index & blocks that the call's tokens go into = {}    between the call and the writing of these
+new entries of the index & blocks that the call's tokens go into = {}    between call and writing
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def judge_computed(step: Step) -> Judgement:
 COMPUTED = Property(
     "prefix-computed",
     "No block can be found before its tokens are computed, unless that is declared.",
-    "index & written by the call = {}, between the call and the writing",
+    "new in index & written by the call = {}, between the call and the writing",
     EveryStep(judge_computed),
     frozenset({Need.INDEX}),
 )

@@ -138,7 +138,10 @@ class Setting:
 
     def readable(self, tags: tuple[int, ...]) -> tuple[int, ...]:
         """Those that the window still reads, of table after table; all without one."""
-        return tuple(tag for window in self.declared.each_window for tag in tags[-(window or 0) :])
+        each = self.declared.each_window
+        if each == (None,):
+            return tags
+        return tuple(tag for window in each for tag in tags[-(window or 0) :])
 
     def name_tag(self, value: float) -> str:
         """Words for what a slot holds."""

@@ -94,15 +94,21 @@ def _with_table(handle: Handle, step: Step) -> Handle:
 
 
 def _dropped_before(step: Step) -> int:
-    """Blocks that the call leaves behind and that a refused one before it has given back."""
+    """Blocks that a refused call has given back, as far as this one was to take them."""
     own, model, setting = step.command.request, step.before.model, step.after.setting
     if not setting.declared.drops_behind_window or own not in model.live:
         return 0
-    grown = step.command.advance(model, setting).live.get(own, ())
-    if len(grown) <= len(model.live[own]):
+    before, after = (
+        len(state.live.get(own, ())) for state in (model, step.command.advance(model, setting))
+    )
+    if after <= before:
         return 0
     table, null = step.before.seen.tables.get(own, ()), setting.declared.null_block
-    return sum(table[i : i + 1] == (null,) for i in dead(model, setting, own, len(grown)))
+    gone = dead(model, setting, own, after)
+    dropped = sum(table[i : i + 1] == (null,) for i in gone)
+    # What goes back beyond what the call takes is not due, wherever it is by now.
+    spare = max(0, len(gone) - (setting.blocks_for(after) - setting.blocks_for(before)))
+    return max(0, dropped - spare)
 
 
 def _without_order(snapshot: Snapshot) -> Snapshot:

@@ -186,8 +186,8 @@ class Step(NamedTuple):
     the blocks handed out that this history had freed before. `peer` is the same step of the
     other target where two run in lockstep. `observed` is whether the manager could be looked at
     after the call; if not, `after` is what was seen before. `asked` is what the manager had said
-    that it would do, where it can be asked. `early` are blocks that could be found after the call
-    and before its tokens were in them; None where it has written none.
+    that it would do, where it can be asked. `early` are blocks that could be newly found after the
+    call and before its tokens were written to them; None where it has written none.
     """
 
     index: int  # type: ignore[assignment]  # nobody looks for a value in a step

@@ -185,13 +185,20 @@ def _without_wrong_use(offers: Offers, state: State) -> Offers:
     }
 
 
+@lru_cache(maxsize=1024)
+def _below(count: int) -> SearchStrategy[int]:
+    """An index. To make a strategy takes longer than to draw from it ten times: each is kept."""
+    return sampled_from(range(count))
+
+
 @composite
 def _geometries(draw: DrawFn) -> Geometry:
     """One number after the other, so that each can shrink for itself."""
     machine: _Driver = draw(runner())
     left: Sequence[Geometry] = machine.run.possible()
     for name in ("num_blocks", "block_size", "head_dim"):
-        value = draw(sampled_from(sorted({getattr(geometry, name) for geometry in left})))
+        values = sorted({getattr(geometry, name) for geometry in left})
+        value = values[draw(_below(len(values)))]
         left = [geometry for geometry in left if getattr(geometry, name) == value]
     return left[0]
 
@@ -212,12 +219,6 @@ def _stuck(machine: _Driver) -> bool:
 @rule(over=none())
 def stop(self: _Driver, over: None) -> None:
     """Where no command makes sense any more, the history is over."""
-
-
-@lru_cache(maxsize=1024)
-def _below(count: int) -> SearchStrategy[int]:
-    """An index. To make a strategy takes longer than to draw from it ten times: each is kept."""
-    return sampled_from(range(count))
 
 
 def _rule_of(op: str, run: _Run) -> Callable[[_Driver, Command], None]:

@@ -6,7 +6,7 @@ Every driver makes its histories through `World.apply`, and nothing else calls a
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache
 from hashlib import blake2b
@@ -42,7 +42,6 @@ from pagedkv.stateful.pool import (
     Pool,
     Renaming,
     ShadowPool,
-    Slot,
     TensorPool,
     renamed_tags,
     renaming,
@@ -233,7 +232,10 @@ class World:
         if len(tags) > there:
             every = eyes.slots(command.request, seen.block_tables, len(tags))
             if self.setting.by_content and seen.index is not None:
-                early = self._early(seen.index.values(), every, tags, there)
+                # What was found and is written again, as it may be, could be found before.
+                new = seen.index.items() - (before.seen.snapshot.index or {}).items()
+                named = frozenset(block for slots in every for block, _ in slots[there:])
+                early = named.intersection(block for _, block in new)
             for slots in every:
                 eyes.pool.write(slots[there:], tags[there : len(slots)])
         computed = getattr(self.manager, "computed", None)
@@ -243,22 +245,6 @@ class World:
         elif self.setting.by_content:
             self._stand(logic, seen, views)
         return taken & self._freed, early
-
-    def _early(
-        self, found: Iterable[int], every: Sequence[Sequence[Slot]], tags: Sequence[int], there: int
-    ) -> frozenset[int]:
-        """Those of the blocks that can be found which do not hold these tags yet."""
-        known, pool = frozenset(found), self._eyes.pool
-        places = [
-            (slot, tag)
-            for slots in every
-            for slot, tag in zip(slots[there:], tags[there:], strict=False)
-            if slot[0] in known
-        ]
-        has = pool.read([slot for slot, _ in places])
-        return frozenset(
-            slot[0] for (slot, tag), was in zip(places, has, strict=True) if was != tag
-        )
 
     def _freed_by(self, before: State, seen: Snapshot) -> frozenset[int]:
         """The blocks whose content is nobody's from now on."""

@@ -15,13 +15,13 @@ from pagedkv.stateful.subject import Subject
 NEEDS = frozenset({Need.FREE_LIST, Need.COUNTER, Need.HANDLE_TABLES})
 
 
-def counted(factory: Any, geometry: Geometry) -> tuple[int, int]:
+def counted(factory: Any, geometry: Geometry, needs: frozenset[Need] = NEEDS) -> tuple[int, int]:
     """States and transitions of two requests in one pool, with nothing broken or doubted."""
     subject, scope = Subject("counted", (factory,)), Scope("small", (geometry,), 2)
     done, _ = explore(
         lambda geometry: subject.world(scope, geometry),
         (geometry,),
-        lambda: Judge(PROPERTIES.values(), NEEDS),
+        lambda: Judge(PROPERTIES.values(), needs),
         Limits(),
     )
     assert (done.found, done.stopped, done.doubts) == ({}, None, ())

@@ -45,7 +45,7 @@ TWO = able("append", "window", blocks=8, windows=(None, 3))
         ({"ring": True}, "a ring is behind a window"),
         ({"abilities": {"window"}, "window": 2, "ring": True, "null_block": 0}, "leaves no entry"),
         ({"abilities": {"fork"}, "windows": (None, None)}, "ring or windows beside fork"),
-        ({"lookahead": 1, "windows": (None, None)}, "windows = (None, None) with lookahead = 1"),
+        ({"lookahead": 1, "windows": (None, None)}, "with a lookahead of 1"),
     ],
 )
 def test_what_contradicts_itself_is_not_declared(fields, what):

@@ -16,6 +16,7 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import HOLDS
+from pagedkv.specs.rollback import judge_exact
 from pagedkv.specs.steps import NoBlocks, Step
 from pagedkv.stateful.explorer import Limits, explore
 from pagedkv.stateful.world import World
@@ -228,3 +229,14 @@ def _with_index(state, index):
         cached=shown.cached,
         index=index,
     )
+
+
+def test_what_a_refusal_dropped_beyond_what_the_next_call_needs_is_not_needed():
+    made = World(Sliding, Geometry(4, 1), requests=2, abilities=frozenset({"append"}))  # type: ignore[arg-type]
+    made.apply(Prefill(0, 4))
+    assert isinstance(made.apply(Append(0, 4)).outcome, NoBlocks)
+    made.apply(Prefill(1, 1))
+    assert made.state.seen.tables == {0: (NULL, NULL, NULL, 3), 1: (0,)}
+    step = made.apply(Decode(0))  # takes one block of the two that are left
+    assert step.granted
+    assert judge_exact(step) is HOLDS

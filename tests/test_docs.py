@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 import pagedkv
+from counting import counted
 from pagedkv.config import read_config
 from pagedkv.specs.abilities.core import KINDS
 from pagedkv.specs.catalogue import ABILITIES, PROPERTIES, offered
 from pagedkv.specs.judge import Judge
+from pagedkv.specs.model import Geometry
+from pagedkv.specs.properties import Need
 from pagedkv.stateful.explorer import Limits, explore
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.subject import Subject
@@ -157,18 +160,25 @@ def default_of(field: Field[Any]) -> object:
 @pytest.fixture
 def adapter(tmp_path, monkeypatch):
     """The module of the example."""
-    for name in ("theirs.py", "adapter.py"):
+    for name in ("theirs.py", "adapter.py", "shorter.py"):
         (tmp_path / name).write_text(the(YOURS, f"file: {name}"), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("adapter")
-    for name in ("theirs", "adapter"):
-        sys.modules.pop(name)
+    for name in ("theirs", "adapter", "shorter"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_adapter_of_the_example_passes(adapter):
     report = pagedkv.check(adapter.Adapter, budget=30)
     assert report.passed, report.to_json()
+
+
+@pytest.mark.usefixtures("adapter")
+def test_the_shorter_adapter_is_exhausted_by_its_own_key_and_copies():
+    shorter = importlib.import_module("shorter").Shorter
+    needs = frozenset({Need.FREE_LIST, Need.HANDLE_TABLES})
+    assert counted(shorter, Geometry(3, 2), needs) == (14, 66)
 
 
 @pytest.mark.parametrize("name", ["out_of_blocks", "tables_outside", "min_blocks", "wrong_use"])

@@ -49,23 +49,19 @@ class Sharing(NanoVllm):
         if not self._engine.can_allocate(sequence):
             return False
         self._engine.allocate(sequence)
-        self._sequences[req] = sequence
-        req.block_table = list(sequence.block_table)
-        return True
+        return self.holds(req, sequence)
 
     def allocate_for_decode(self, req: Request) -> bool:
-        sequence = self._sequences[req]
+        sequence = self.live[req]
         if len(sequence) == req.seq_len:  # else the token of a refused call is still there
             sequence.append_token(req.tokens[-1] + _extra(req))
         if not self._engine.can_append(sequence):
             return False
         self._engine.may_append(sequence)
-        req.seq_len += 1
-        req.block_table = list(sequence.block_table)
-        return True
+        return self.granted(req, 1)
 
     def cached_tokens(self, req: Request) -> int:
-        found: int = self._sequences[req].num_cached_tokens
+        found: int = self.live[req].num_cached_tokens
         return found
 
     def snapshot(self) -> Snapshot:
@@ -80,7 +76,7 @@ class Sharing(NanoVllm):
         return _with_index(seen, index, [block for block in free if block not in index.values()])
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
-        engine, live = self._engine, self._sequences.items()
+        engine, live = self._engine, self.live.items()
         return (
             tuple(engine.free_block_ids),
             tuple(sorted((str(h), block) for h, block in engine.hash_to_block_id.items())),
@@ -93,8 +89,7 @@ class Sharing(NanoVllm):
             ),
         )
 
-    def clone(self, requests: Mapping[int, Request]) -> tuple[NanoVllm, dict[int, Request]]:
-        return super().clone(requests)
+    clone = NanoVllm.twin
 
 
 def _extra(req: Request) -> int:

@@ -1,34 +1,21 @@
 """DeepSpeed-FastGen's `DSStateManager`, with its `BlockedAllocator` and sequence descriptors.
 
-What needs an accelerator is stood in: the device's name, pinned memory and fast host buffers. The
-calls are those of `InferenceEngineV2.put` and `maybe_allocate_kv` of its models.
+The calls are those of `InferenceEngineV2.put` and `maybe_allocate_kv` of its models.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Hashable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found none
-
-from deepspeed.inference.v2 import logging as engine_logging
-from deepspeed.inference.v2.inference_utils import DtypeEnum
-from deepspeed.inference.v2.ragged import (
-    blocked_allocator,
-    kv_cache,
+from pagedkv.adapter import Adapter, plain
+from pagedkv.declarations import NOT_TRIED, Declarations, Raises
+from pagedkv.engines.deepspeed_on_cpu import (
+    DtypeEnum,
+    PlaceholderSequenceDescriptor,
     manager_configs,
     ragged_manager,
 )
-from deepspeed.inference.v2.ragged.sequence_descriptor import (
-    PlaceholderSequenceDescriptor,
-)
-
-from pagedkv.declarations import NOT_TRIED, Declarations, Raises
 from pagedkv.protocol import Owned, Request, Snapshot
 
 DECLARES = Declarations(
@@ -43,67 +30,50 @@ DECLARES = Declarations(
 )
 
 
-class _Torch:
-    """torch, but for pinned memory."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def arange(self, *ends: int, pin_memory: bool, **options: Any) -> torch.Tensor:
-        del pin_memory
-        return torch.arange(*ends, **options)
-
-
-_CPU = SimpleNamespace(current_device=lambda: "cpu")
-_HOST = SimpleNamespace(allocate_fast_host_buffer=torch.zeros_like)
-blocked_allocator.torch = _Torch()
-kv_cache.get_accelerator = ragged_manager.get_accelerator = lambda: _CPU
-ragged_manager.RaggedUtilsBuilder = lambda: SimpleNamespace(load=lambda: _HOST)
-engine_logging.inference_logger().setLevel(logging.WARNING)
-
-
-class DeepSpeed:
-    """`DSStateManager` behind the protocol.
+class DeepSpeed(Adapter[None]):
+    """`DSStateManager` behind the protocol; sizes > 0, else ValueError.
 
     It tracks at most one sequence for each block, since each live one holds one.
     """
 
     declares = DECLARES
 
-    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
-        self.num_blocks, self.block_size, self.head_dim = num_blocks, block_size, head_dim
+    def start(self) -> None:
+        blocks = self.num_blocks
         cache = manager_configs.KVCacheConfig(
             block_size=self.block_size,
             cache_shape=(1, 1, self.head_dim),
             cache_dtype=DtypeEnum.fp32,
-            max_blocks_per_allocation_group=num_blocks,
+            max_blocks_per_allocation_group=blocks,
         )
         config = manager_configs.DSStateManagerConfig(
-            max_tracked_sequences=num_blocks,
-            max_ragged_batch_size=num_blocks,
-            max_ragged_sequence_count=num_blocks,
-            memory_config=manager_configs.MemoryConfig(mode="allocate", size=num_blocks),
+            max_tracked_sequences=blocks,
+            max_ragged_batch_size=blocks,
+            max_ragged_sequence_count=blocks,
+            memory_config=manager_configs.MemoryConfig(mode="allocate", size=blocks),
         )
         self._engine = ragged_manager.DSStateManager(config, (cache,))
 
-    def allocate_for_prefill(self, req: Request) -> None:
-        self._put(req, req.seq_len)
+    def table(self, req: Request) -> list[int]:
+        return _on_device(self._engine.get_sequence(req.request_id))
 
-    def allocate_for_decode(self, req: Request) -> None:
+    def allocate_for_prefill(self, req: Request) -> bool:
+        self._put(req, req.seq_len)
+        return self.granted(req)
+
+    def allocate_for_decode(self, req: Request) -> bool:
         self._put(req, 1)
-        req.seq_len += 1
+        return self.granted(req, 1)
 
     def _put(self, req: Request, tokens: int) -> None:
         known = self._engine.get_sequence(req.request_id) or PlaceholderSequenceDescriptor()
-        blocks_due = -(-(known.seen_tokens + tokens) // self.block_size)
-        needed = blocks_due - known.cur_allocated_blocks
+        needed = self.blocks_for(known.seen_tokens + tokens) - known.cur_allocated_blocks
         # Before the sequence is tracked: as with can_schedule, a refusal leaves none behind.
         new = self._engine.allocate_blocks(needed) if needed else None
         sequence = self._engine.get_or_create_sequence(req.request_id)
         if new is not None:
             sequence.extend_kv_cache(new)
         sequence.pre_forward(tokens)
-        req.block_table = sequence.all_block_ids().tolist()
 
     def computed(self, req: Request) -> None:
         """The forward pass is over."""
@@ -123,7 +93,7 @@ class DeepSpeed:
         (allocator,) = self._engine._kv_cache._allocators
         links = allocator._blocks.tolist()
         return Snapshot(
-            block_tables={uid: s.all_block_ids().tolist() for uid, s in sequences.items()},
+            block_tables={uid: _on_device(s) for uid, s in sequences.items()},
             seq_lens={uid: s.seen_tokens + s.in_flight_tokens for uid, s in sequences.items()},
             free_blocks=_chain(int(allocator._head), links),
             num_free=allocator.free_blocks,
@@ -138,22 +108,20 @@ class DeepSpeed:
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, sequences called by `names`."""
         engine = self._engine
-        sequences = (
-            (
-                names.get(uid, ~uid),
-                s.tracking_id,
-                s.seen_tokens,
-                s.in_flight_tokens,
-                tuple(s.all_block_ids().tolist()),
-                tuple(_on_host(s)),
-            )
-            for uid, s in engine.tracked_sequences.items()
-        )
         allocators = (*engine._kv_cache._allocators, engine._tracking_allocator)
-        return (
-            *((int(a._head), a._free_blocks, tuple(a._blocks.tolist())) for a in allocators),
-            tuple(sorted(sequences)),
+        sequences = [
+            plain(names.get(uid, ~uid), s.tracking_id, s.seen_tokens, s.in_flight_tokens)
+            + plain(_on_device(s), _on_host(s))
+            for uid, s in engine.tracked_sequences.items()
+        ]
+        return plain(
+            [(int(a._head), a._free_blocks, a._blocks) for a in allocators], sorted(sequences)
         )
+
+
+def _on_device(sequence: Any) -> list[int]:
+    ids: list[int] = sequence.all_block_ids().tolist()
+    return ids
 
 
 def _on_host(sequence: Any) -> list[int]:

@@ -5,13 +5,11 @@ Its prefix cache is always on. Each engine sequence gets tokens of its own, so t
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections import deque
 from collections.abc import Hashable, Mapping
 from importlib.util import find_spec, module_from_spec
-from typing import Any
 
+from pagedkv.adapter import Adapter, plain
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
 from pagedkv.protocol import Request, Snapshot
 
@@ -45,16 +43,23 @@ TOKENS = 1 << 20
 """More than any sequence has: tokens of different sequences never agree."""
 
 
-class NanoVllm:
-    """`BlockManager` behind the protocol."""
+class NanoVllm(Adapter[Sequence]):
+    """`BlockManager` behind the protocol; sizes > 0, else ValueError."""
 
     declares = DECLARES
 
-    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
-        self.num_blocks, self.block_size, self.head_dim = num_blocks, block_size, head_dim
+    def start(self) -> None:
         self._engine = BlockManager(self.num_blocks, self.block_size)
-        self._sequences: dict[Request, Any] = {}  # of live requests, by the handle's identity
         self._admitted = 0
+
+    def table(self, req: Request) -> list[int]:
+        blocks: list[int] = self.live[req].block_table
+        return blocks
+
+    def length(self, req: Request) -> int:
+        """A token that still waits for its slot is not counted."""
+        tokens = len(self.live[req])
+        return tokens - (tokens > req.seq_len)
 
     def allocate_for_prefill(self, req: Request) -> bool:
         first = self._admitted * TOKENS
@@ -64,34 +69,25 @@ class NanoVllm:
             return False
         self._engine.allocate(sequence)
         self._admitted += 1
-        self._sequences[req] = sequence
-        req.block_table = list(sequence.block_table)
-        return True
+        return self.holds(req, sequence)
 
     def allocate_for_decode(self, req: Request) -> bool:
-        sequence = self._sequences[req]
+        sequence = self.live[req]
         if len(sequence) == req.seq_len:  # else the token of a refused call is still there
             sequence.append_token(sequence.last_token + 1)
         if not self._engine.can_append(sequence):
             return False
         self._engine.may_append(sequence)
-        req.seq_len += 1
-        req.block_table = list(sequence.block_table)
-        return True
+        return self.granted(req, 1)
 
     def release_request(self, req: Request) -> None:
-        self._engine.deallocate(self._sequences.pop(req))
-        req.block_table = []
+        self._engine.deallocate(self.lets_go(req))
 
     def snapshot(self) -> Snapshot:
-        """All that the engine keeps, live; a token that still waits for its slot is not counted."""
+        """All that the engine keeps, live."""
         engine = self._engine
         return Snapshot(
-            block_tables={req.request_id: s.block_table for req, s in self._sequences.items()},
-            seq_lens={
-                req.request_id: len(s) - (len(s) > req.seq_len)
-                for req, s in self._sequences.items()
-            },
+            **self.of_live(),
             free_blocks=engine.free_block_ids,
             num_free=self.num_blocks - len(engine.used_block_ids),
             ref_counts={block.block_id: block.ref_count for block in engine.blocks},
@@ -101,49 +97,20 @@ class NanoVllm:
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on; tokens of dead sequences can't be met again."""
         engine = self._engine
-        salts = {s.token_ids[0] // TOKENS: names[r.request_id] for r, s in self._sequences.items()}
-        known = {block: h for h, block in engine.hash_to_block_id.items()}
+        salts = {s.token_ids[0] // TOKENS: names[r.request_id] for r, s in self.live.items()}
+        known = {block: key for key, block in engine.hash_to_block_id.items()}
+        blocks = [
+            (
+                block.ref_count,
+                block.hash != -1,
+                known.get(block.block_id) == block.hash,
+                [(salts.get(token // TOKENS), token % TOKENS) for token in block.token_ids],
+            )
+            for block in engine.blocks
+        ]
         return (
-            tuple(engine.free_block_ids),
-            tuple(sorted(engine.used_block_ids)),
-            tuple(
-                (
-                    block.ref_count,
-                    block.hash != -1,
-                    known.get(block.block_id) == block.hash,
-                    tuple((salts.get(t // TOKENS), t % TOKENS) for t in block.token_ids),
-                )
-                for block in engine.blocks
-            ),
-            tuple(
-                sorted(
-                    (names[r.request_id], len(s), r.seq_len, s.num_cached_tokens, *s.block_table)
-                    for r, s in self._sequences.items()
-                )
-            ),
+            *plain(engine.free_block_ids, engine.used_block_ids, blocks),
+            self.live_key(names, lambda req: plain(len(s := self.live[req]), s.num_cached_tokens)),
         )
 
-    def clone(self, requests: Mapping[int, Request]) -> tuple[NanoVllm, dict[int, Request]]:
-        """A copy of the manager and of those handles, sharing nothing with the originals.
-
-        By hand, since a `Sequence` that is pickled or deep-copied loses its tokens.
-        """
-        twins = {req: copy.copy(req) for req in {*self._sequences, *requests.values()}}
-        for twin in twins.values():
-            twin.block_table, twin.tokens = list(twin.block_table), list(twin.tokens)
-        other, engine = copy.copy(self), copy.copy(self._engine)
-        # A block's list of tokens is replaced, never changed.
-        engine.blocks = [copy.copy(block) for block in engine.blocks]
-        engine.hash_to_block_id = dict(engine.hash_to_block_id)
-        engine.free_block_ids = deque(engine.free_block_ids)
-        engine.used_block_ids = set(engine.used_block_ids)
-        other._engine = engine
-        other._sequences = {twins[req]: _twin(s) for req, s in self._sequences.items()}
-        return other, {name: twins[req] for name, req in requests.items()}
-
-
-def _twin(sequence: Any) -> Any:
-    twin = object.__new__(Sequence)
-    twin.__dict__.update(vars(sequence))
-    twin.token_ids, twin.block_table = list(sequence.token_ids), list(sequence.block_table)
-    return twin
+    clone = Adapter.twin  # a `Sequence` that is pickled or deep-copied loses its tokens

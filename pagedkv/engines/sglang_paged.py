@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, SupportsIndex, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
+from pagedkv.adapter import Adapter, plain
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 DECLARES = Declarations(
     out_of_blocks=(Returns(None),),
@@ -33,7 +34,11 @@ DECLARES = Declarations(
 )
 
 
-class SGLangPaged:
+Slots: TypeAlias = Any
+"""A tensor of slots, or None: there are too few."""
+
+
+class SGLangPaged(Adapter[Any]):
     """The allocator of a server that runs prefill and decode together; sizes > 0, else ValueError.
 
     Freed pages go to the front of the free list, freed slots (pages of one token) to its end.
@@ -42,41 +47,73 @@ class SGLangPaged:
     declares = DECLARES
     need_sort: ClassVar[bool] = False
 
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
-        self._allocator = make_allocator(self.num_blocks, self.block_size, need_sort=self.need_sort)
-        self._live: dict[Request, Any] = {}  # the slots of live requests, by identity
+    def start(self) -> None:
+        """The allocator that the engine takes for this page size, with no tensor behind it."""
+        common: Any = {"dtype": torch.float16, "device": "cpu", "kvcache": None}
+        slots, sort = self.num_blocks * self.block_size, self.need_sort
+        self._allocator: Any = (
+            TokenToKVPoolAllocator(slots, need_sort=sort, **common)
+            if self.block_size == 1
+            else PagedTokenToKVPoolAllocator(slots, self.block_size, need_sort=sort, **common)
+        )
 
     @property
     def free_blocks(self) -> list[int]:
         return sorted(self._allocator.get_all_free_pages().tolist())
 
-    def allocate_for_prefill(self, req: Request) -> object:
-        return self._grow(req, extend(self._allocator, 0, req.seq_len, -1))
+    def row(self, req: Request) -> list[int]:
+        """The slots of a live request."""
+        slots: list[int] = self.live[req]
+        return slots
 
-    def allocate_for_decode(self, req: Request) -> object:
-        return self._grow(req, decode(self._allocator, req.seq_len, self._live[req][-1]))
+    def table(self, req: Request) -> list[int]:
+        return self._pages(self.row(req))
+
+    def length(self, req: Request) -> int:
+        return len(self.row(req))
+
+    def slots(self, req: Request) -> list[tuple[int, int, int]]:
+        """Where each position of a live request is: its own slot, whatever its page is called."""
+        return [(0, *divmod(slot, self.block_size)) for slot in self.row(req)]
+
+    def allocate_for_prefill(self, req: Request) -> object:
+        slots = self._extend([], req.seq_len)
+        return None if slots is None else self.holds(req, slots.tolist())
 
     def allocate_for_append(self, req: Request, count: int) -> object:
-        slots = extend(self._allocator, req.seq_len, req.seq_len + count, self._live[req][-1])
-        return self._grow(req, slots)
+        return self._grow(req, self._extend(self.row(req), count))
 
-    def _grow(self, req: Request, slots: torch.Tensor | None) -> object:
+    def allocate_for_decode(self, req: Request) -> object:
+        if self.block_size == 1:
+            return self._grow(req, self._alloc(1))
+        length, last = torch.tensor([req.seq_len + 1]), torch.tensor(self.row(req)[-1:])
+        return self._grow(req, self._alloc_decode(length, length, last))
+
+    def _extend(self, row: list[int], count: int) -> Slots:
+        """So many slots more behind those of a row, as `alloc_for_extend` asks."""
+        if self.block_size == 1:
+            return self._alloc(count)
+        before, after = torch.tensor([len(row)]), torch.tensor([len(row) + count])
+        last = torch.tensor(row[-1:] or [-1])
+        return self._alloc_extend(before, before, after, after, last, count)
+
+    def _alloc(self, count: int) -> Slots:
+        return self._allocator.alloc(count)
+
+    def _alloc_extend(self, *asked: object) -> Slots:
+        return self._allocator.alloc_extend(*asked)
+
+    def _alloc_decode(self, *asked: object) -> Slots:
+        return self._allocator.alloc_decode(*asked)
+
+    def _grow(self, req: Request, slots: Slots) -> object:
         if slots is None:
             return None
-        row = self._live.setdefault(req, [])
-        row += slots.tolist()
-        req.seq_len, req.block_table = len(row), self._pages(row)
-        return True
+        self.live[req] += slots.tolist()
+        return self.granted(req, len(slots))
 
     def release_request(self, req: Request) -> None:
-        self._allocator.free_segments([(torch.tensor(self._live[req]), 0)])
-        del self._live[req]
-        req.block_table = []
+        self._allocator.free_segments([(torch.tensor(self.lets_go(req)), 0)])
 
     def free_group_begin(self) -> None:
         self._allocator.free_group_begin()
@@ -84,39 +121,46 @@ class SGLangPaged:
     def free_group_end(self) -> None:
         self._allocator.free_group_end()
 
-    def _row(self, req: Request) -> list[int]:
-        row: list[int] = self._live[req]
-        return row
-
     def _pages(self, slots: list[int]) -> list[int]:
         return [slot // self.block_size for slot in slots[:: self.block_size]]
 
-    def slots(self, req: Request) -> list[tuple[int, int, int]]:
-        """Where each position of a live request is: its own slot, whatever its page is called."""
-        return [(0, *divmod(slot, self.block_size)) for slot in self._row(req)]
+    def _withheld(self) -> list[int] | None:
+        """The pages that were freed inside the open group, as they will be; None outside any."""
+        slots = self._allocator.free_group
+        if slots is None:
+            return None
+        pages = self._allocator.free_page_ids_group if self.block_size > 1 else []
+        held = [slot // self.block_size for freed in slots for slot in freed.tolist()]
+        return held + [page for freed in pages for page in freed.tolist()]
 
     def snapshot(self) -> Snapshot:
         """All that the engine keeps, live; page 0 is for padding. Staged pages come last."""
         return Snapshot(
-            block_tables={req.request_id: self._pages(self._row(req)) for req in self._live},
-            seq_lens={req.request_id: len(self._row(req)) for req in self._live},
+            **self.of_live(),
             free_blocks=self._allocator.get_all_free_pages().tolist(),
             num_free=self._allocator.available_size() // self.block_size,
             blocks=range(1, self.num_blocks + 1),
             reserved={0},
-            withheld=withheld(self._allocator),
+            withheld=self._withheld(),
         )
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents."""
-        rows = sorted((names[req.request_id], *self._row(req)) for req in self._live)
-        return allocator_key(self._allocator), tuple(rows)
+        return self._free_key(), self.live_key(names, lambda req: tuple(self.row(req)))
+
+    def _free_key(self) -> Hashable:
+        """What the allocator's later answers depend on."""
+        allocator = self._allocator
+        staged = getattr(allocator, "staged_pages", [allocator.release_pages])
+        later = [page for pages in staged for page in pages.tolist()]
+        return plain(allocator.free_pages, later, allocator.available_size(), self._withheld())
 
 
 class SGLangSorted(SGLangPaged):
     """The allocator of a disaggregated server: freed pages are staged, and sorted in when short."""
 
     need_sort = True
+    state_key = SGLangPaged.state_key
     declares = replace(
         DECLARES,
         reorders_free=True,
@@ -124,70 +168,4 @@ class SGLangSorted(SGLangPaged):
             **DECLARES.because,
             "reorders_free": "merge_and_sort_free runs before a call knows that it will say None",
         },
-    )
-
-    def state_key(self, names: Mapping[int, int]) -> Hashable:
-        """The same; a class has to say itself that its key leaves nothing out."""
-        return super().state_key(names)
-
-
-Allocator: TypeAlias = Any
-"""A `PagedTokenToKVPoolAllocator` or a `TokenToKVPoolAllocator`."""
-
-
-def make_allocator(num_blocks: int, block_size: int, *, need_sort: bool) -> Allocator:
-    """The allocator that the engine takes for this page size, with no cache tensor behind it."""
-    common: Any = {"dtype": torch.float16, "device": "cpu", "kvcache": None}
-    if block_size == 1:
-        return TokenToKVPoolAllocator(num_blocks, need_sort=need_sort, **common)
-    size = num_blocks * block_size
-    return PagedTokenToKVPoolAllocator(size, block_size, need_sort=need_sort, **common)
-
-
-def extend(allocator: Allocator, before: int, after: int, last: int) -> torch.Tensor | None:
-    """Slots for the tokens from `before` to `after`, as `alloc_for_extend` asks; None is "no".
-
-    last: the slot of the token before them, -1 if there is none.
-    """
-    slots: torch.Tensor | None
-    if isinstance(allocator, TokenToKVPoolAllocator):
-        slots = allocator.alloc(after - before)
-        return slots
-    prefix, length = torch.tensor([before]), torch.tensor([after])
-    slots = allocator.alloc_extend(
-        prefix, prefix, length, length, torch.tensor([last]), after - before
-    )
-    return slots
-
-
-def decode(allocator: Allocator, tokens: int, last: int) -> torch.Tensor | None:
-    """The slot of the token after `tokens`, the last of which is in slot `last`; None is "no"."""
-    slot: torch.Tensor | None
-    if isinstance(allocator, TokenToKVPoolAllocator):
-        slot = allocator.alloc(1)
-        return slot
-    length = torch.tensor([tokens + 1])
-    slot = allocator.alloc_decode(length, length, torch.tensor([last]))
-    return slot
-
-
-def withheld(allocator: Allocator) -> list[int] | None:
-    """The pages that were freed inside the open group, as they will be freed; None outside any."""
-    if allocator.free_group is None:
-        return None
-    slots = [slot for held in allocator.free_group for slot in held.tolist()]
-    pages = [
-        page for held in getattr(allocator, "free_page_ids_group", ()) for page in held.tolist()
-    ]
-    return [slot // allocator.page_size for slot in slots] + pages
-
-
-def allocator_key(allocator: Allocator) -> Hashable:
-    """What the allocator's later answers depend on."""
-    staged = getattr(allocator, "staged_pages", [allocator.release_pages])
-    return (
-        tuple(allocator.free_pages.tolist()),
-        tuple(page for pages in staged for page in pages.tolist()),
-        allocator.available_size(),
-        None if (group := withheld(allocator)) is None else tuple(group),
     )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, SupportsIndex
+from dataclasses import replace
 
 import torch
 
+from pagedkv.adapter import plain
 from pagedkv.declarations import Returns
-from pagedkv.engines.sglang_paged import DECLARES, SGLangPaged, allocator_key
+from pagedkv.engines.sglang_paged import DECLARES, SGLangPaged, Slots
+from pagedkv.engines.sglang_request import Req
 from pagedkv.engines.standing_in import standing_in
 from pagedkv.protocol import Request, Snapshot
 
@@ -25,46 +26,6 @@ with standing_in("torchvision", "transforms", "transforms.functional"):
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
-
-
-@dataclass(eq=False)
-class Kv:
-    """What the caches read and write of the engine's `ReqKvInfo`; no sliding window."""
-
-    req_pool_idx: int | None = None
-    cache_protected_len: int = 0
-    cache_inserted_len: int = 0
-    kv_committed_len: int = 0
-    swa_evict_floor: int = 0
-    holds_kv = property(lambda self: self.req_pool_idx is not None)
-
-    def get_evicted_seqlen(self, _component: object) -> int:
-        return 0
-
-    def swa_dead_lo(self, _page_size: int) -> int:
-        return self.cache_protected_len
-
-
-@dataclass(eq=False)
-class Req:
-    """What the caches read and write of the engine's `Req`."""
-
-    origin_input_ids: array[int]
-    extra_key: str | None
-    full_untruncated_fill_ids: array[int]
-    kv: Kv = field(default_factory=Kv)
-    prefix_len: int = 0
-    lock: Any = None
-    last_node: Any = None
-    cache_salt: str | None = None
-    priority: int | None = None
-
-    @classmethod
-    def of(cls, req: Request) -> Req:
-        """The engine's request for a prompt; its extra keys are strings."""
-        tokens = array("q", req.tokens)
-        extra = None if req.extra_key is None else str(req.extra_key)
-        return cls(tokens, extra, tokens)
 
 
 class SGLangRadix(SGLangPaged):
@@ -88,10 +49,8 @@ class SGLangRadix(SGLangPaged):
         },
     )
 
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        super().__init__(num_blocks, block_size, head_dim)
+    def start(self) -> None:
+        super().start()
         # More rows than requests of at least one token can hold by themselves; pages are shared.
         rows, longest = 4 * self.num_blocks + 4, (self.num_blocks + 1) * self.block_size
         self._rows = ReqToTokenPool(rows, longest, "cpu", enable_memory_saver=False)
@@ -117,81 +76,65 @@ class SGLangRadix(SGLangPaged):
             tree.unlock(made.lock)
             return False
         self._rows.alloc([made])
-        self._live[req] = made
-        self._write(req, tree.prefix_device_indices(made))
+        self.live[req] = made
+        self._grow(req, tree.prefix_device_indices(made))
         made.kv.cache_protected_len = made.prefix_len
-        return self._extend(req, wanted)
+        return self._grow(req, self._extend(self.row(req), wanted))
 
     def computed(self, req: Request) -> None:
         """After the forward pass of a prompt the scheduler calls `checkpoint_kv_cache`."""
-        made = self._live[req]
+        made = self.live[req]
         if made.kv.kv_committed_len == len(made.origin_input_ids):
             self._tree.checkpoint(made, up_to=made.kv.kv_committed_len)
-            req.block_table = self._pages(self._row(req))
+            self.granted(req)
 
-    def allocate_for_append(self, req: Request, count: int) -> bool:
+    def allocate_for_append(self, req: Request, count: int) -> object:
         """As for a speculative decode, whose slots are reserved before it is verified."""
-        return self._fits(req, count) and self._extend(req, count)
+        return self._fits(req, count) and super().allocate_for_append(req, count)
 
-    def allocate_for_decode(self, req: Request) -> bool:
-        if not self._fits(req, 1):
-            return False
-        if self.block_size == 1:
-            return self._extend(req, 1)
-        row, length = self._row(req), torch.tensor([req.seq_len + 1])
-        self._write(
-            req,
-            allocation.alloc_paged_token_slots_decode(
-                self._tree, length, length, torch.tensor(row[-1:])
-            ),
-        )
-        return True
+    def allocate_for_decode(self, req: Request) -> object:
+        return self._fits(req, 1) and super().allocate_for_decode(req)
 
     def _fits(self, req: Request, count: int) -> bool:
         """Ask as `check_decode_mem` does: for the pages that so many tokens more will begin."""
-        size, row = self.block_size, self._row(req)
-        pages = -(-(len(row) + count) // size) - -(-len(row) // size)
+        held = len(self.row(req))
+        pages = self.blocks_for(held + count) - self.blocks_for(held)
         fits: bool = self._allocator.check_decode_capacity(
-            num_tokens=pages * size, tree_cache=self._tree
+            num_tokens=pages * self.block_size, tree_cache=self._tree
         )
         return fits
 
-    def _extend(self, req: Request, count: int) -> bool:
-        row = self._row(req)
-        if self.block_size == 1:
-            slots = allocation.alloc_token_slots(self._tree, count)
-        else:
-            before, after = torch.tensor([len(row)]), torch.tensor([len(row) + count])
-            slots = allocation.alloc_paged_token_slots_extend(
-                self._tree, before, before, after, after, torch.tensor(row[-1:] or [-1]), count
-            )
-        self._write(req, slots)
-        return True
+    def _alloc(self, count: int) -> Slots:
+        return allocation.alloc_token_slots(self._tree, count)
 
-    def _write(self, req: Request, slots: torch.Tensor) -> None:
-        kv = self._live[req].kv
+    def _alloc_extend(self, *asked: object) -> Slots:
+        return allocation.alloc_paged_token_slots_extend(self._tree, *asked)
+
+    def _alloc_decode(self, *asked: object) -> Slots:
+        return allocation.alloc_paged_token_slots_decode(self._tree, *asked)
+
+    def _grow(self, req: Request, slots: Slots) -> bool:
+        kv = self.live[req].kv
         start, end = kv.kv_committed_len, kv.kv_committed_len + len(slots)
         self._rows.write((kv.req_pool_idx, slice(start, end)), slots.to(torch.int32))
         kv.kv_committed_len = req.seq_len = end
-        req.block_table = self._pages(self._row(req))
+        return self.granted(req)
 
     def release_request(self, req: Request) -> None:
-        made, tree = self._live[req], self._tree
+        made, tree = self.lets_go(req), self._tree
         kv = made.kv
         made.full_untruncated_fill_ids = array("q", req.tokens)
         tree.checkpoint(made, up_to=kv.kv_committed_len)
         tree.free_kv_row(kv, [(kv.cache_protected_len, kv.kv_committed_len)])
         tree.unlock(made.lock)
         self._rows.free(made)
-        del self._live[req]
-        req.block_table = []
 
     def cached_tokens(self, req: Request) -> int:
-        found: int = self._live[req].prefix_len
+        found: int = self.live[req].prefix_len
         return found
 
-    def _row(self, req: Request) -> list[int]:
-        kv = self._live[req].kv
+    def row(self, req: Request) -> list[int]:
+        kv = self.live[req].kv
         row: list[int] = self._rows.req_to_token[kv.req_pool_idx, : kv.kv_committed_len].tolist()
         return row
 
@@ -222,31 +165,21 @@ class SGLangRadix(SGLangPaged):
         """
         tree, nodes = self._tree, list(self._nodes())
         times = sorted({node.last_access_time for node, _ in nodes})
-        rows = [
+        found = [
             (
-                names[req.request_id],
-                *self._row(req),
-                kv.cache_protected_len,
-                len(made.origin_input_ids),
+                *(node.key.extra_key or "", path, node.value, node.lock_ref),
+                times.index(node.last_access_time),
+                node in tree.evictable_leaves,
             )
-            for req, made in self._live.items()
-            for kv in (made.kv,)
+            for node, path in nodes
         ]
         return (
-            allocator_key(self._allocator),
-            tuple(sorted(rows)),
-            tuple(
-                sorted(
-                    (
-                        node.key.extra_key or "",
-                        path,
-                        tuple(node.value.tolist()),
-                        node.lock_ref,
-                        times.index(node.last_access_time),
-                        node in tree.evictable_leaves,
-                    )
-                    for node, path in nodes
-                )
-            ),
+            self._free_key(),
+            *plain(sorted(found, key=lambda node: node[:2])),
             (tree.evictable_size_, tree.protected_size_),
+            self.live_key(names, self._progress),
         )
+
+    def _progress(self, req: Request) -> Hashable:
+        made = self.live[req]
+        return *self.row(req), made.kv.cache_protected_len, len(made.origin_input_ids)

@@ -1,173 +1,151 @@
-"""TokenSpeed's scheduler, which moves all requests at once, by plans.
+"""TokenSpeed's scheduler, which moves all requests at once, by plans; its prefix cache is on.
 
-A plan decodes every running request, but one that is told to reserve no tokens for it
-(`UpdateReserveNumTokens`, as for a step of which nothing was accepted) takes no pages. So before
-each plan all requests are held but the one that is meant. A prefill takes two plans, since only
-decoding requests can be held: from then on a request holds a page for the token that comes next.
+Only decoding requests can be held back from a plan, so that a prompt goes on to decoding once it
+is computed: from then on it has a page for the token that comes next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
-from tokenspeed_scheduler import (
-    AttnKind,
-    CacheGroupConfig,
-    CacheTransferPolicy,
-    ExecutionEvent,
-    ForwardEvent,
-    RequestSpec,
-    Scheduler,
-    SchedulerConfig,
-)
+import numpy as np
 
+from pagedkv.adapter import Adapter, told_apart, unpadded
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
-
-GROUP = "full"
+from pagedkv.engines.tokenspeed_plans import (
+    abort,
+    finish,
+    let_grow,
+    next_plan,
+    scheduler,
+    submit,
+)
+from pagedkv.protocol import Request, Snapshot
 
 DECLARES = Declarations(
     out_of_blocks=(Returns(False), Raises(ValueError, "exceeds cache capacity")),
     wrong_use=NOT_TRIED,
+    abilities=frozenset({"prefix"}),
     lookahead=1,
+    refuses_early=True,
     engine=True,
     because={
         "out_of_blocks": "Scheduler.next_execution_plan leaves out what it has no pages for; "
         "Scheduler.submit_requests raises for what the whole pool can't hold",
         "wrong_use": "Scheduler.advance promises nothing",
         "lookahead": "admission reserves decode_input_tokens, which is 1, beyond the prompt",
+        "refuses_early": "Scheduler.max_single_request_tokens leaves a page for a copied tail",
         "engine": "the scheduler can't be copied",
     },
 )
 
 
-def _event(kind: Any, request_id: str, **fields: object) -> Any:
-    event = kind()
-    event.request_id = request_id
-    for name, value in fields.items():
-        setattr(event, name, value)
-    return event
-
-
-class TokenSpeedScheduler:
+class TokenSpeedScheduler(Adapter[str]):
     """`Scheduler` with one group of full attention behind the protocol; sizes > 0."""
 
     declares = DECLARES
 
-    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+    def start(self) -> None:
         pages = self.num_blocks + 1  # page 0 is for padding
-        config = SchedulerConfig()
-        config.num_device_pages, config.max_batch_size = pages, pages
-        config.num_host_pages = config.num_snapshot_pages = 1
-        config.prefix_granularity, config.max_scheduled_tokens = self.block_size, 1 << 20
-        config.disable_l2_cache = config.disable_prefix_cache = True
-        group = CacheGroupConfig(
-            GROUP,
-            self.block_size,
-            pages,
-            AttnKind.Full,
-            transfer_policy=CacheTransferPolicy.FullSuffix,
-        )
-        config.cache_groups = [group]
-        self._engine = Scheduler(config)
-        self._live: dict[Request, str] = {}  # the engine's names, by the identity of the handle
-        self._tables: dict[str, list[int]] = {}  # as the last plan that names them has them
-        # Each page that was given back, in order, and whether it was full: for the key alone.
-        self._given_back: dict[int, bool] = {}
+        self._engine = scheduler(pages, self.block_size)
+        self.physical_kv_cache = np.zeros((pages, self.block_size, self.head_dim), np.float32)
         self._submitted = 0
+        self._prefilled: set[str] = set()  # names whose prompt is not computed yet
+        self._found: dict[str, int] = {}  # tokens that a prompt found
+        self._tables: dict[str, list[int]] = {}  # as the last plan that names them has them
+        # Pages that were once in a table, those given back or copied from last at the end; and
+        # the hashes of what is kept, as events tell.
+        self._used: dict[int, None] = {}
+        self._kept: dict[int, None] = {}
+
+    def table(self, req: Request) -> list[int]:
+        return self._tables[self.live[req]]
 
     def allocate_for_prefill(self, req: Request) -> bool:
         self._submitted += 1
         name = str(self._submitted)
-        spec = RequestSpec()
-        # A first token of its own: even with the prefix cache off, equal full pages become one.
-        tokens = [self._submitted, *req.tokens[1:]]
-        spec.request_id, spec.tokens = name, tokens
-        self._engine.submit_requests([spec])
+        submit(self._engine, name, told_apart(req))
         if not self._plan(name):
-            self._advance([_event(ForwardEvent.Abort, name)])
+            abort(self._engine, name)
+            self._listen()
             return False
-        self._live[req] = name
-        self._plan(name)  # from prefilled to decoding
-        return True
+        self._prefilled.add(name)
+        return self.holds(req, name)
+
+    def computed(self, req: Request) -> None:
+        """A prompt goes on to decoding, by a step that is done again with its first token.
+
+        And a step of nobody, in which full pages are published, or given up for equal ones.
+        """
+        name = self.live[req]
+        if name in self._prefilled:
+            self._prefilled.remove(name)
+            self._plan(name, accepted=())
+        self._plan(None)
 
     def allocate_for_decode(self, req: Request) -> bool:
-        name = self._live[req]
-        self._advance([_reserve(name, 1)])
-        if not self._plan(name):
-            return False
-        req.seq_len += 1
-        return True
+        let_grow(self._engine, self.live[req])
+        return self._plan(self.live[req]) and self.granted(req, 1)
 
     def release_request(self, req: Request) -> None:
-        name = self._live.pop(req)
-        self._advance([_event(ForwardEvent.Finish, name)])
-        for logical, page in enumerate(self._tables.pop(name)):
-            self._given_back.pop(page, None)
-            self._given_back[page] = (logical + 1) * self.block_size <= req.seq_len
-        req.block_table = []
+        name = self.lets_go(req)
+        finish(self._engine, name)
+        self._last(*self._tables.pop(name))
+        self._listen()
 
-    def _plan(self, meant: str) -> bool:
-        """Take a plan in which all others are held, and its results; whether `meant` is in it."""
-        self._advance(_reserve(name, 0) for name in self._live.values() if name != meant)
-        plan = self._engine.next_execution_plan()
-        rows = {
-            name: row
-            for batch in plan.forward
-            for name, row in zip(batch.request_ids, batch.block_tables.get(GROUP, ()), strict=True)
-        }
-        self._tables |= {name: _table(row) for name, row in rows.items()}
-        self._tables |= {abort.request_id: [] for abort in plan.aborts}
-        for req, name in self._live.items():
-            req.block_table = list(self._tables[name])
-        self._advance(
-            _event(ForwardEvent.ExtendResult, name, tokens=[0] if name == meant else [])
-            for name in rows
-        )
-        return meant in rows
+    def cached_tokens(self, req: Request) -> int:
+        """Whole pages, and of the page behind them as many tokens as were published."""
+        return self._found[self.live[req]]
 
-    def _advance(self, events: Iterable[object]) -> None:
-        execution = ExecutionEvent()
-        for event in events:
-            execution.add_event(event)
-        self._engine.advance(execution)
+    def _plan(self, meant: str | None, accepted: Sequence[int] = (0,)) -> bool:
+        """Take a plan for one request, and do what it says; whether the request is in it."""
+        held = [name for name in self.live.values() if name != meant]
+        plan = next_plan(self._engine, held, meant, accepted)
+        for page in plan.zeroed:
+            self.physical_kv_cache[page] = 0
+        for source, to in plan.copied:
+            self.physical_kv_cache[to] = self.physical_kv_cache[source]
+            self._last(source)
+        self._found |= plan.found
+        self._tables |= {name: unpadded(row) for name, row in plan.rows.items()}
+        self._tables |= {name: [] for name in plan.lost}
+        for req in self.live:
+            self.granted(req)
+        self._listen()
+        return meant in plan.rows
+
+    def _listen(self) -> None:
+        for told in self._engine.drain_kv_events():
+            for key in told.block_hashes:
+                self._kept.pop(key, None)
+                if told.kind == "BlockStored":
+                    self._kept[key] = None
+
+    def _last(self, *pages: int) -> None:
+        for page in pages:
+            self._used.pop(page, None)
+            self._used[page] = None
 
     def snapshot(self) -> Snapshot:
-        """What can be seen: tables as the last plans had them, and how many pages are available."""
+        """What can be seen: tables as the last plans had them, and how many pages are available.
+
+        Which pages are kept for reuse can't: any that was once held may be.
+        """
+        held = {page for req in self.live for page in self.table(req)}
         return Snapshot(
-            block_tables={req.request_id: self._tables[name] for req, name in self._live.items()},
-            seq_lens={req.request_id: req.seq_len for req in self._live},
+            **self.of_live(),
             free_blocks=None,
             blocks=range(1, self.num_blocks + 1),
-            num_free=self._engine.available_lcm_blocks(),  # with one page to each, and cached ones
+            num_free=self._engine.available_lcm_blocks(),  # with one page to each, and kept ones
             reserved={0},
+            cached=self._used.keys() - held,
         )
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
-        """The order of the free pages can't be seen: it is taken to follow from the releases."""
-        engine, held = self._engine, {page for table in self._tables.values() for page in table}
+        """The order of free pages, and of eviction, is taken to follow from what is kept here."""
+        engine = self._engine
         return (
             (engine.available_lcm_blocks(), engine.empty_lcm_blocks(), engine.active_lcm_blocks()),
-            tuple((page, full) for page, full in self._given_back.items() if page not in held),
-            tuple(
-                sorted(
-                    (names[req.request_id], req.seq_len, *self._tables[name])
-                    for req, name in self._live.items()
-                )
-            ),
+            (engine.tail_entries(), tuple(self._kept), tuple(self._used)),
+            self.live_key(names),
         )
-
-
-def _reserve(name: str, tokens: int) -> object:
-    fields = {"reserve_num_tokens_in_next_schedule_event": tokens}
-    return _event(ForwardEvent.UpdateReserveNumTokens, name, **fields)
-
-
-def _table(row: list[int]) -> list[int]:
-    """A row of a plan up to its last page; -1 pads it, and shows where it is a hole."""
-    used = max((i + 1 for i, page in enumerate(row) if page != -1), default=0)
-    return row[:used]

@@ -15,7 +15,9 @@ if find_spec("exllamav3") is None:  # its own import would compile for a GPU
 import torch
 
 from pagedkv import check
-from pagedkv.engines.exllamav3 import ExLlamaV3PageTable, _Compiled
+from pagedkv.engines.exllamav3 import ExLlamaV3PageTable
+from pagedkv.engines.exllamav3_headless import Compiled, is_whole
+from pagedkv.engines.exllamav3_prefix import ExLlamaV3Partly, ExLlamaV3Prefix
 from pagedkv.protocol import Request, Snapshot
 
 NAMES = {r: r for r in range(8)}
@@ -113,7 +115,7 @@ def test_jobs_of_the_same_tokens_share_no_page():
     assert (first.block_table, second.block_table) == ([0, 1], [2, 3])
     manager.release_request(first)
     assert manager.allocate_for_prefill(first)
-    assert manager._live[first].sequences[0].kv_position == 0
+    assert manager.live[first].cached_pages == 0
 
 
 def test_pages_are_handed_out_in_the_order_that_the_snapshot_shows():
@@ -129,7 +131,7 @@ def test_pages_are_handed_out_in_the_order_that_the_snapshot_shows():
 def test_a_page_that_decode_fills_is_known_by_its_content():
     manager = ExLlamaV3PageTable(2, PAGE, 1)
     request = admit(manager, 0, 255)
-    (filled,) = manager._live[request].sequences[0].allocated_pages
+    (filled,) = manager.live[request].sequences[0].allocated_pages
     assert filled.phash[:8] == bytes(8)  # a number in place of a hash
     decode(manager, request)
     assert filled.phash[:8] != bytes(8)
@@ -149,7 +151,7 @@ def test_an_idle_page_table_is_put_in_order_from_time_to_time():
     [([1, 2, 3], [1, 2, 4], 3, 2), ([1, 2], [1, 2], 1, 1), ([1], [2], 1, 0)],
 )
 def test_the_stand_in_counts_equal_leading_tokens(a, b, most, count):
-    assert _Compiled.count_match_tensor(torch.tensor([a]), torch.tensor([b]), most) == count
+    assert Compiled.count_match_tensor(torch.tensor([a]), torch.tensor([b]), most) == count
 
 
 # ------------------------------------------------------------------------------ the snapshot
@@ -165,7 +167,7 @@ def manager() -> ExLlamaV3PageTable:
 
 
 def test_the_snapshot_shows_a_page_in_two_tables(manager):
-    first, second = (job.sequences[0] for job in manager._live.values())
+    first, second = (job.sequences[0] for job in manager.live.values())
     second.allocated_pages[0] = first.allocated_pages[1]
     assert manager.snapshot().block_tables == {5: (0, 1), 6: (1,)}
 
@@ -204,7 +206,7 @@ def test_the_key_tells_states_apart_that_differ_in_one_structure(manager, what):
 
 
 def test_a_clone_equals_and_shares_nothing(manager):
-    live, fresh = next(iter(manager._live)), Request(7, 2)
+    live, fresh = next(iter(manager.live)), Request(7, 2)
     twin, handles = manager.clone({5: live, 7: fresh})
     assert everything(twin, *handles.values()) == everything(manager, live, fresh)
     before = everything(manager, live, fresh), marks(manager)
@@ -212,7 +214,7 @@ def test_a_clone_equals_and_shares_nothing(manager):
     twin.release_request(handles[5])
     assert twin.allocate_for_prefill(handles[7]) is True
     computed(twin, handles[7])
-    twin.release_request(next(req for req in twin._live if req.request_id == 6))
+    twin.release_request(next(req for req in twin.live if req.request_id == 6))
     assert before == (everything(manager, live, fresh), marks(manager))
     decode(manager, live)
 
@@ -220,7 +222,7 @@ def test_a_clone_equals_and_shares_nothing(manager):
 def marks(manager: ExLlamaV3PageTable) -> list[list[int]]:
     """What the pages say that they hold, and the jobs that they have."""
     pages = [page.sequence[0, : page.kv_position].tolist() for page in table_of(manager).all_pages]
-    jobs = manager._live.values()
+    jobs = manager.live.values()
     return [*pages, *(job.sequences[0].sequence_ids.torch()[0].tolist() for job in jobs)]
 
 
@@ -228,10 +230,139 @@ def table_of(manager: ExLlamaV3PageTable) -> Any:
     return manager._engine.pagetable
 
 
+# ------------------------------------------------------------------------------ hits
+
+
+class Found(Request):
+    """A request, and how many tokens its prefill found."""
+
+    found: int
+
+
+def put(
+    manager: ExLlamaV3Prefix, name: int, tokens: list[int], extra_key: int | None = None
+) -> Found:
+    request = Found(name, len(tokens), tokens, extra_key=extra_key)
+    assert manager.allocate_for_prefill(request) is True
+    request.found = manager.cached_tokens(request)
+    computed(manager, request)
+    return request
+
+
+@pytest.mark.parametrize(("tokens", "found"), [(256, 0), (257, 1), (512, 1), (513, 2), (600, 2)])
+def test_a_prompt_finds_whole_pages_but_for_its_last_token(tokens, found):
+    manager = ExLlamaV3Prefix(5, PAGE, 1)
+    first, second = put(manager, 0, [0] * 600), put(manager, 1, [0] * tokens)
+    assert (first.found, second.found) == (0, found * PAGE)
+    assert second.block_table[:found] == first.block_table[:found]
+    assert second.block_table[-1] not in first.block_table
+
+
+def test_the_index_has_whole_pages_and_the_unheld_ones_are_cached():
+    manager = ExLlamaV3Prefix(4, PAGE, 1)
+    first = put(manager, 0, [0] * 600)
+    shown = manager.snapshot()
+    assert ({*(shown.index or {}).values()}, shown.cached, shown.num_free) == (
+        {0, 1},
+        frozenset(),
+        1,
+    )
+    manager.release_request(first)
+    shown = manager.snapshot()
+    assert {*(shown.index or {}).values()} == shown.cached == {0, 1}
+    assert (shown.free_blocks, shown.num_free) == ((3, 2), 2)
+
+
+def test_other_content_and_another_extra_key_find_nothing():
+    manager = ExLlamaV3Prefix(6, PAGE, 1)
+    put(manager, 0, [0] * 300)
+    assert put(manager, 1, [1] + [0] * 299).found == 0
+    assert put(manager, 2, [0] * 300, extra_key=1).found == 0
+
+
+def test_a_page_that_decode_fills_is_exchanged_for_an_equal_one():
+    manager = ExLlamaV3Prefix(3, PAGE, 1)
+    put(manager, 0, [0] * 256)
+    second = put(manager, 1, [0] * 255)
+    assert second.block_table == [2]
+    decode(manager, second)
+    assert second.block_table == [0]
+    assert manager.snapshot().ref_counts == {0: 2, 1: 1, 2: 0}
+
+
+def test_the_longest_unheld_sequence_is_evicted_first_from_its_end():
+    manager = ExLlamaV3Prefix(3, PAGE, 1)
+    manager.release_request(put(manager, 0, [0] * 513))
+    assert manager.snapshot().cached == {0, 1}
+    manager.release_request(put(manager, 1, [1] + [0] * 256))
+    assert manager.snapshot().cached == {0, 2}
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_page_that_is_not_whole_is_matched_and_its_first_tokens_are_copied(held):
+    manager = ExLlamaV3Partly(3, PAGE, 1)
+    first = put(manager, 0, [0] * 100)
+    (source,) = first.block_table
+    manager.physical_kv_cache[source, :, 0] = torch.arange(256.0)
+    if not held:
+        manager.release_request(first)
+        assert manager.snapshot().cached == {source}
+    second = put(manager, 1, [0] * 60 + [1] + [0] * 20)
+    assert second.found == 60
+    copied = manager.physical_kv_cache[second.block_table[0], :, 0]
+    assert copied.tolist() == [*map(float, range(60)), *[0.0] * 196]
+
+
+def test_what_is_found_in_a_page_that_is_not_whole_counts_where_no_index_is_shown():
+    found = []
+    for make in (ExLlamaV3Prefix, ExLlamaV3Partly):
+        manager = make(5, PAGE, 1)
+        put(manager, 0, [0] * 300)
+        found.append(put(manager, 1, [0] * 300).found)
+        shown = manager.snapshot()
+        assert (shown.index is None) == (make is ExLlamaV3Partly)
+    assert found == [256, 256 + 43]
+
+
+def test_an_idle_page_table_moves_contents_with_its_pages():
+    manager = ExLlamaV3Prefix(6, PAGE, 1)
+    for name in (5, 6, 7):
+        manager.release_request(put(manager, name, [name] + [0] * 300))
+    table, cache = table_of(manager), manager.physical_kv_cache
+    for page, scattered in zip(table.all_pages, (3, 0, 4, 1, 5, 2), strict=True):
+        page.page_index = scattered
+        cache[scattered] = page.sequence[0, :, None].float()
+    before, table.last_defrag_serial = manager.snapshot().index, -100
+    manager.release_request(put(manager, 0, [0]))
+    assert manager.snapshot().index != before
+    whole = [page for page in table.all_pages if is_whole(page)]
+    assert len(whole) == 3
+    for page in whole:
+        assert cache[page.page_index, :, 0].tolist() == page.sequence[0].tolist()
+
+
+PREFIX_CORRUPTIONS: dict[str, Callable[[Any], object]] = {
+    "tokens": lambda page: page.sequence[0, 0].fill_(9),
+    "hash of the page": lambda page: setattr(page, "phash", b"another hash of content"),
+    "hash before it": lambda page: setattr(page, "prev_hash", b"a hash that no page has"),
+}
+
+
+@pytest.mark.parametrize("what", PREFIX_CORRUPTIONS)
+def test_the_key_has_all_that_a_prompt_is_compared_with(what):
+    manager = ExLlamaV3Prefix(2, PAGE, 1)
+    put(manager, 0, [0] * 257)
+    keys = [manager.state_key(NAMES)]
+    PREFIX_CORRUPTIONS[what](page(manager, 0))
+    keys.append(manager.state_key(NAMES))
+    assert len({*keys}) == 2
+
+
 # ------------------------------------------------------------------------------ the verdict
 
 
-def test_nothing_breaks_and_the_lengths_are_too_many_to_exhaust():
-    (report,) = check("exllamav3").targets
+@pytest.mark.parametrize("target", ["exllamav3", "exllamav3-prefix", "exllamav3-partly"])
+def test_nothing_breaks_and_the_lengths_are_too_many_to_exhaust(target):
+    (report,) = check(target, budget=300).targets
     assert (report.verdict, report.coverage.exhausted) == ("passed", False)
     assert report.coverage.depth >= 4

@@ -12,7 +12,7 @@ from pagedkv.protocol import Request, Snapshot
 
 pytest.importorskip("mini_infer", reason="pip install --no-deps mini-infer==0.2.5")
 
-from pagedkv.engines.mini_infer import MiniInfer, any_size, engine
+from pagedkv.engines.mini_infer import AnySize, MiniInfer, MiniInferEngine
 
 
 def test_the_block_that_came_last_goes_out_first():
@@ -50,15 +50,15 @@ def test_out_of_blocks_leaves_everything_where_the_cache_is_asked_first():
 
 
 def test_the_engine_asks_for_two_blocks_at_most():
-    manager = engine(2, 16, 1)
-    assert engine(1, 16, 1).allocate_for_prefill(Request(0, 17)) is False
+    manager = MiniInferEngine(2, 16, 1)
+    assert MiniInferEngine(1, 16, 1).allocate_for_prefill(Request(0, 17)) is False
     with pytest.raises(MemoryError, match="Paged KV-Cache pool exhausted"):
         manager.allocate_for_prefill(Request(0, 33))
 
 
 def test_the_engine_keeps_what_a_refused_prefill_took():
     """The finding in docs/findings/; once mini-infer has mended it, this fails and both change."""
-    manager = engine(2, 16, 1)
+    manager = MiniInferEngine(2, 16, 1)
     with pytest.raises(MemoryError):
         manager.allocate_for_prefill(Request(0, 33))
     assert manager.snapshot().block_tables == {0: (1, 0)}
@@ -67,7 +67,7 @@ def test_the_engine_keeps_what_a_refused_prefill_took():
 @pytest.mark.parametrize(("block_size", "blocks"), [(1, 1), (8, 1), (16, 1), (32, 1)])
 def test_the_engine_s_tables_have_blocks_of_16(block_size, blocks):
     """The finding in docs/findings/; once mini-infer has mended it, this fails and both change."""
-    manager = any_size(3, block_size, 1)
+    manager = AnySize(3, block_size, 1)
     assert len(admit(manager, 0, 16).block_table) == blocks
 
 

@@ -55,7 +55,7 @@ def test_a_request_that_comes_back_gets_fresh_tokens():
     manager.release_request(request)
     manager.allocate_for_prefill(request)
     assert request.block_table == [1, 0]
-    assert manager._sequences[request].num_cached_tokens == 0
+    assert manager.live[request].num_cached_tokens == 0
 
 
 def test_a_refused_token_stays_pending_and_is_appended_once():
@@ -65,7 +65,7 @@ def test_a_refused_token_stays_pending_and_is_appended_once():
     for _ in range(2):
         assert manager.allocate_for_decode(request) is False
         assert (manager.snapshot(), request.seq_len) == (before, 2)
-        assert len(manager._sequences[request]) == 3
+        assert len(manager.live[request]) == 3
     manager.release_request(other)
     grow(manager, request)
     assert (request.seq_len, request.block_table) == (3, [0, 1])

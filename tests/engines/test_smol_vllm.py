@@ -11,7 +11,7 @@ from pagedkv.protocol import Request, Snapshot
 
 pytest.importorskip("smol_vllm", reason="pip install smol-vllm==0.1.2")
 
-from pagedkv.engines.smol_vllm import SmolVllm, alone
+from pagedkv.engines.smol_vllm import SmolVllm, SmolVllmAlone
 
 
 def test_blocks_come_first_in_first_out():
@@ -49,7 +49,7 @@ def test_asked_first_a_token_that_takes_no_block_is_granted_from_a_full_pool():
 
 @pytest.mark.parametrize("call", ["prefill", "decode"])
 def test_by_itself_it_raises_what_is_declared(call):
-    manager = alone(1, 1, 1)
+    manager = SmolVllmAlone(1, 1, 1)
     request = admit(manager, 0, 1)
     allocate = {"prefill": manager.allocate_for_prefill, "decode": manager.allocate_for_decode}
     with pytest.raises(ValueError, match="free") as refusal:
@@ -60,7 +60,7 @@ def test_by_itself_it_raises_what_is_declared(call):
 
 def test_a_refused_token_is_counted():
     """The finding in docs/findings/; once smol-vllm has mended it, this fails and both change."""
-    manager = alone(1, 1, 1)
+    manager = SmolVllmAlone(1, 1, 1)
     request = admit(manager, 0, 1)
     with pytest.raises(ValueError, match="No free blocks to append"):
         manager.allocate_for_decode(request)

@@ -181,7 +181,7 @@ def test_a_request_takes_the_lowest_row_without_a_live_request():
     manager.release_request(requests[1])
     manager.release_request(requests[0])
     again = [admit(manager, name, 1) for name in (7, 8, 9)]
-    assert [manager._rows[request] for request in again] == [0, 1, 3]
+    assert [manager.live[request] for request in again] == [0, 1, 3]
 
 
 # ------------------------------------------------------------------------------ the snapshot
@@ -261,9 +261,8 @@ CORRUPTIONS: dict[str, Callable[[TorchPagedAttention], object]] = {
     "reverse map": lambda manager: manager._engine.physical_to_logical[3, 0].fill_(2),
     "capacity": lambda manager: manager._engine.capacity[3].fill_(2),
     "order of the free list": lambda manager: manager._engine.empty_pages.reverse(),
-    "length of a handle": lambda manager: setattr(next(iter(manager._rows)), "seq_len", 4),
-    "table of a handle": lambda manager: setattr(next(iter(manager._rows)), "block_table", [0, 1]),
-    "name of a handle": lambda manager: setattr(next(iter(manager._rows)), "request_id", 9),
+    "length of a handle": lambda manager: setattr(next(iter(manager.live)), "seq_len", 4),
+    "name of a handle": lambda manager: setattr(next(iter(manager.live)), "request_id", 9),
 }
 
 
@@ -308,7 +307,7 @@ def test_a_clone_equals_and_shares_nothing():
     twin.allocate_for_decode(handles[0])
     write(twin, handles[0])
     twin.release_request(handles[0])
-    twin.release_request(next(handle for handle in twin._rows if handle.request_id == 1))
+    twin.release_request(next(handle for handle in twin.live if handle.request_id == 1))
     twin.allocate_for_prefill(handles[2])
     assert before[0] == manager.state_key(NAMES)
     assert torch.equal(before[1], manager.physical_kv_cache)

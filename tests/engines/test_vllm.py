@@ -450,7 +450,7 @@ def test_a_resumed_request_finds_nothing_of_what_is_cached():
     [
         (VllmHybrid, 4, 1, (108, 504)),
         (VllmHybrid, 4, 2, (216, 1224)),
-        (VllmHybridCached, 4, 1, (108, 504)),
+        (VllmHybridCached, 4, 1, (111, 520)),
         (VllmHybridCached, 4, 2, (312, 2040)),
     ],
 )
