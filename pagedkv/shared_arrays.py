@@ -18,6 +18,7 @@ import numpy as np
 from pagedkv.configurable import NULL_BLOCK
 from pagedkv.ledger import blocks_for
 from pagedkv.protocol import HoldsNothing, MisuseError, OutOfBlocks, Request, as_int
+from pagedkv.reference import fitting_length
 from pagedkv.rows import Int64
 from pagedkv.shared_plan import NOTHING, Held, Plan
 from pagedkv.shared_views import SharedViews
@@ -226,14 +227,15 @@ class SharedArrayKVCacheManager(SharedViews):
         # The last entry is never null: the last token stands there, and no window leaves it behind.
         held, size = self._holding(action, req), self.block_size
         blocks, had = held.blocks, len(held.blocks)
-        seq_len = self._fitting(action, held)
+        ahead = self.lookahead
+        seq_len = fitting_length(req, had, size, action, ahead)
         longer = seq_len + count
         plan, copied = Plan(self), NOTHING
         if seq_len < had * size:
-            copied = self._before_write(plan, blocks, seq_len // size, blocks_for(longer, size))
+            copied = self._before_write(plan, blocks, seq_len, longer)
         if self.window is not None:
             blocks = self._behind(plan, blocks, longer - self.window)
-        needed = len(copied) + self._covering(longer) - had
+        needed = len(copied) + blocks_for(longer + ahead, size) - had
         if needed:
             taken = self._take(plan, needed, req.request_id)
             if len(copied):
@@ -251,16 +253,17 @@ class SharedArrayKVCacheManager(SharedViews):
         plan.stores.append((self._live, held.handle.request_id, held))
         plan.fill_in(held.handle, seq_len, table)
 
-    def _before_write(self, plan: Plan, blocks: Int64, first: int, stop: int) -> Int64:
-        """Which of the blocks held from `first` to `stop` several hold, so that they are copied.
+    def _before_write(self, plan: Plan, blocks: Int64, seq_len: int, longer: int) -> Int64:
+        """Which of the blocks held that tokens go into several hold, so that they are copied.
 
         Plan that the others are not found. They are the tail alone unless there is lookahead.
         """
         if not self.lookahead:
-            tail = blocks.item(first)
+            tail = blocks.item(-1)
             if self._refs.item(tail) == 1 and not self._published.item(tail):
                 return NOTHING  # Nearly always, so at once.
-        written = blocks[first:stop]
+        first = seq_len // self.block_size
+        written = blocks[first : blocks_for(longer, self.block_size)]
         shared = self._refs[written] > 1
         if len(own := written[self._published[written] & ~shared]):
             self._forget(plan, own.tolist())

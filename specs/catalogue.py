@@ -125,6 +125,7 @@ def _offered_by(state: State) -> frozenset[Need]:
         Need.HANDLE_TABLES: not declared.tables_outside,
         Need.LAZY_FORK: "fork" in declared.abilities and not declared.forks_eagerly,
         Need.INDEX: "prefix" in declared.abilities and snapshot.index is not None,
+        Need.LATE_PREFIX: "prefix" in declared.abilities and not declared.publishes_at_once,
         Need.EVICTION: declared.evicts is not None and snapshot.eviction_order is not None,
         Need.NULLS: "window" in declared.abilities and declared.null_block is not None,
         Need.RING: declared.ring,

@@ -11,7 +11,7 @@ from pagedkv.specs.steps import Step
 
 def judge_computed(step: Step) -> Judgement:
     """Between the call and the writing of its tokens no block that these go into can be found."""
-    if step.early is None or step.after.setting.declared.publishes_at_once:
+    if step.early is None:
         return VACUOUS
     if not step.early:
         return HOLDS
@@ -27,5 +27,5 @@ COMPUTED = Property(
     "No block can be found before its tokens are computed, unless that is declared.",
     "new in index & written by the call = {}, between the call and the writing",
     EveryStep(judge_computed),
-    frozenset({Need.INDEX}),
+    frozenset({Need.INDEX, Need.LATE_PREFIX}),
 )

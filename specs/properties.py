@@ -29,6 +29,7 @@ class Need(Enum):
     LAZY_FORK = "the ability fork, with copies at the first write"
     PREFIX = "the ability prefix"
     INDEX = "a prefix index in the snapshot"
+    LATE_PREFIX = "the ability prefix, with blocks found only once they are computed"
     EVICTION = "a declared order of eviction, and that order in the snapshot"
     SWAP = "the ability swap"
     HOST = "swapped and host_free in the snapshot"
@@ -41,7 +42,16 @@ class Need(Enum):
 
 
 OF_ABILITIES = frozenset(
-    {Need.APPEND, Need.TRUNCATE, Need.FORK, Need.LAZY_FORK, Need.PREFIX, Need.INDEX, Need.EVICTION}
+    {
+        Need.APPEND,
+        Need.TRUNCATE,
+        Need.FORK,
+        Need.LAZY_FORK,
+        Need.PREFIX,
+        Need.INDEX,
+        Need.EVICTION,
+        Need.LATE_PREFIX,
+    }
     | {Need.SWAP, Need.HOST, Need.WINDOW, Need.NULLS, Need.RING, Need.ASK, Need.GROUP}
 )
 """What only a target that declares an ability can offer."""

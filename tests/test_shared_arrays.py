@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,7 +95,9 @@ def test_the_key_tells_apart_what_later_calls_can():
         return manager
 
     one, other = ended(evicts_first=True), ended(evicts_first=False)
-    assert one.snapshot() == other.snapshot()
+    first, second = one.snapshot(), other.snapshot()
+    assert (first.eviction_order, second.eviction_order) == ((0, 1), (1, 0))
+    assert replace(first, eviction_order=None) == replace(second, eviction_order=None)
     assert one.state_key({}) != other.state_key({})
 
 

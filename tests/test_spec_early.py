@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from able import able, after, seen
+from able import PLAIN, able, after, seen
 from allocators import world
 from builders import message, step
 from pagedkv.mutants.able import Caching, CachingAndTruncating, CachingAtOnce
 from pagedkv.mutants.prefixes import PublishesBeforeComputed
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.abilities.truncate import Truncate
+from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.early import judge_computed
 from pagedkv.specs.model import EMPTY
-from pagedkv.specs.properties import HOLDS, VACUOUS, Broken
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, Need
 
 WITHIN = able("prefix")
 
@@ -36,7 +37,10 @@ def test_rejects_what_can_be_found_before_it_is_written():
 def test_accepts_what_can_be_found_only_later_or_is_declared():
     assert judge_computed(admitted(WITHIN, frozenset())) is HOLDS
     at_once = able("prefix", publishes_at_once=True)
-    assert judge_computed(admitted(at_once, frozenset({0}))) is VACUOUS
+    assert PROPERTIES["prefix-computed"].needs == {Need.INDEX, Need.LATE_PREFIX}
+    assert Need.LATE_PREFIX in offered(seen(WITHIN, EMPTY, {}, index={}))
+    assert Need.LATE_PREFIX not in offered(seen(at_once, EMPTY, {}, index={}))
+    assert Need.LATE_PREFIX not in offered(seen(PLAIN, EMPTY, {}))
     assert judge_computed(admitted(WITHIN, None)) is VACUOUS
 
 
@@ -52,6 +56,18 @@ def test_a_world_looks_between_the_call_and_the_writing(kind, early):
 
 def test_what_a_prompt_found_is_not_what_it_writes():
     here = world(CachingAtOnce, 3, 2)
+    here.apply(Prefill(0, 2))
+    assert here.apply(Prefill(1, 3)).early == frozenset()
+
+
+def test_what_is_computed_a_second_time_is_there_already():
+    class Again(Caching):
+        """Says that it found nothing, so that all is written once more."""
+
+        def cached_tokens(self, req):
+            return 0
+
+    here = world(Again, 3, 2)
     here.apply(Prefill(0, 2))
     assert here.apply(Prefill(1, 3)).early == frozenset()
 

@@ -227,7 +227,7 @@ class _KeepsKey(SharedBlocks):
         return self.cached.pop(0)
 
 
-@planted("prefix-computed", 3, seen="vLLM #4764")
+@planted("index-exact", 3, seen="vLLM #4764")
 class EvictsAndKeepsKey(Caching):
     """Leaves the key of an evicted block in the index."""
 
