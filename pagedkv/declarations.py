@@ -82,6 +82,7 @@ class Declarations:
         computed.
     keeps_duplicates: of two blocks with the same content, one may be cached and found though a
         live request holds the other.
+    forgets_unheld: what nobody holds is not found again: a prefix is shared by live requests only.
     evicts_cached: a refusal may evict cached blocks.
     evicts: which cached block is evicted first: "lru", that which nobody has held for longest, or
         "lru-tail-first", and of those that one call let go the last logical one; None is no
@@ -118,6 +119,7 @@ class Declarations:
     forks_eagerly: bool = False
     publishes_at_once: bool = False
     keeps_duplicates: bool = False
+    forgets_unheld: bool = False
     evicts_cached: bool = False
     evicts: Eviction | None = None
     window: int | None = None

@@ -62,6 +62,36 @@ class Copying:
 # ---------------------------------------------------------------- planted faults
 
 
+
+class Appends(Copying):
+    """Right, and can take several tokens at once."""
+
+    declares = Declarations(abilities=frozenset({"append"}))
+
+    def allocate_for_append(self, req: Request, count: int) -> object:
+        self.check(self.holds(req))
+        need = -(-(req.seq_len + count) // self.block_size) - len(req.block_table)
+        taken, rest = self.parted(need)
+        table = req.block_table + taken
+        self.held[req.request_id], req.block_table, self.free = table, table[:], rest
+        req.seq_len += count
+        return None
+
+
+class AppendsCounting(Appends):
+    """Counts the tokens of an append before the last call in it."""
+
+    def allocate_for_append(self, req: Request, count: int) -> object:
+        self.check(self.holds(req))
+        need = -(-(req.seq_len + count) // self.block_size) - len(req.block_table)
+        taken, rest = self.parted(need)
+        req.seq_len += count
+        table = list(req.block_table)
+        table += taken
+        self.held[req.request_id], req.block_table, self.free = table, table[:], rest
+        return None
+
+
 class AppendsFirst(Copying):
     """Puts the block into the table before it is off the free list."""
 

@@ -18,6 +18,8 @@ import pagedkv
 from faults import Tiny, WrongReport
 from fragile import (
     Adapter,
+    Appends,
+    AppendsCounting,
     AppendsFirst,
     Copying,
     CountsFirst,
@@ -412,6 +414,27 @@ def test_a_target_that_can_not_be_sent_is_tried_here(alone):
     assert report.verdict == "passed"
     assert report.injection is not None
     assert report.injection.points > 500
+
+
+class Apart(Small):
+    """Also a scope of its own for append, as `Profile.scopes` gives it."""
+
+    def scopes(self, declared: Declarations, *, pair: bool) -> tuple[Scope, ...]:
+        append = Scope("append", (Geometry(2, 1),), 1, abilities=frozenset({"append"}))
+        return (*super().scopes(declared, pair=pair), append)
+
+
+APART = Apart("quick", 1.0, 3, 8, 30, True, pair_requests=2, pair_blocks=3, engine_blocks=3)
+
+
+@pytest.mark.parametrize(("kind", "found"), [(Appends, False), (AppendsCounting, True)])
+def test_calls_fail_in_the_scopes_of_abilities_too(alone, kind, found):
+    report = run_campaign(Subject("target", (kind,)), Plan(APART, seconds=20.0, faults=True))
+    assert result_of(report)[0] == ("violated" if found else "passed")
+    assert report.injection is not None
+    assert "append" in report.injection.scope
+    histories = [[str(command) for command in e.commands] for e in report.counterexamples]
+    assert histories == [["prefill(0, 1)", "append(0, 1)"]] * found
 
 
 def test_a_target_without_calls_that_can_fail_is_unknown(alone):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import engines_alike as alike
 from allocators import broken
+from pagedkv.mutants.prefixes import ForgetsAtRelease, WithdrawsWhatOthersHold
 from pagedkv.shared_arrays import SharedArrayKVCacheManager
 from pagedkv.shared_reference import SharedKVCacheManager
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
@@ -275,6 +277,25 @@ def test_the_null_block_is_never_free_and_never_reused():
     assert here.apply(Prefill(0, 2)).reused == {0, 1}
     assert here.apply(Decode(0)).reused == frozenset()
     assert here.state.seen.held == {-1, 0}
+
+
+def test_what_nobody_holds_may_be_forgotten_where_that_is_declared_and_no_more():
+    def declared(kind):
+        class Declared(kind):  # type: ignore[misc]
+            @property
+            def declares(self):
+                own = super().declares
+                why = {**own.because, "forgets_unheld": "blocks go with their last request"}
+                return replace(own, forgets_unheld=True, because=why)
+
+        return Declared
+
+    def breaks(kind):
+        return {*searched(kind, geometries=GEOMETRIES[:1]).found}
+
+    assert "prefix-kept" in breaks(ForgetsAtRelease)
+    assert breaks(declared(ForgetsAtRelease)) == set()
+    assert "prefix-kept" in breaks(declared(WithdrawsWhatOthersHold))
 
 
 # ---------------------------------------------------------------- keys and names

@@ -29,11 +29,13 @@ PREFIX = replace(
     refuses_early=True,
     publishes_at_once=True,
     keeps_duplicates=True,
+    forgets_unheld=_npu is None,
     because={
         **DECLARES.because,
         "refuses_early": "BlockManager.can_allocate counts the blocks that will be found as well",
         "publishes_at_once": "BlockManager.allocate enters a block's hash when it takes it",
         "keeps_duplicates": "BlockManager.may_append enters a hash whatever block has it already",
+        **({} if _npu else {"forgets_unheld": "BlockManager.deallocate takes the hash out"}),
     },
 )
 

@@ -257,11 +257,17 @@ def judge_published(step: Step) -> Judgement:
 
 
 def judge_kept(step: Step) -> Judgement:
-    """A release leaves in the index whatever was found there: nothing has to go for it."""
+    """A release leaves in the index whatever was found there: nothing has to go for it.
+
+    Where it is declared that what nobody holds is forgotten, what somebody still holds stays.
+    """
     snapshot = step.after.seen.snapshot
     if not (isinstance(step.command, Release) and step.granted) or snapshot.withheld is not None:
         return VACUOUS
     before = _contents(step.before)
+    if step.after.setting.declared.forgets_unheld:
+        held = step.after.seen.held
+        before = {what: block for what, block in before.items() if block in held}
     lost = before.keys() - _contents(step.after).keys()
     if not lost:
         return HOLDS if before else VACUOUS
