@@ -24,6 +24,11 @@ from pagedkv.stateful.searches import shortest, together
 from pagedkv.stateful.subject import Subject
 
 
+BUSY = 5
+"""So many times its processor time a search may take of real time: what is proven should not depend
+on what else the machine does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Searched:
     """What the scopes have of one property, the fixed one first."""
@@ -65,7 +70,7 @@ def _ended(exploration: Exploration) -> OneMinimal:
 class Prover:
     """Searches for what a recorded history breaks.
 
-    seconds: how long each scope may be searched. tell: told how far that is.
+    seconds: of processor time, for each scope. tell: told how far that is.
     """
 
     subject: Subject
@@ -105,11 +110,13 @@ class Prover:
             what = f"{label}, at most {self.seconds:.0f} s, {far}"
             self.tell(what, progress.transitions, 0)
 
+        seconds = self.seconds
+        limits = Limits(seconds=seconds, hard_seconds=BUSY * seconds, depth=depth, enough={name})
         exploration, _ = explore(
             lambda geometry: self.subject.world(scope, geometry),
             scope.geometries,
             self.judge,
-            Limits(seconds=self.seconds, hard_seconds=self.seconds, depth=depth, enough={name}),
+            limits,
             tell,
         )
         if exploration.stopped == INTERRUPTED:

@@ -54,7 +54,7 @@ COUNTS: dict[str, tuple[tuple[Geometry, ...], int, int]] = {
     "swap": (SMALL, 305, 3_018),
     "group": (SMALL, 116, 1_389),
     "fork+prefix": (TINY, 233, 4_263),
-    "append+window": (TINY, 25, 297),
+    "append+window": (SMALL, 83, 1_147),
     "prefix+truncate": (TINY, 240, 4_699),
     "group+prefix": (TINY, 502, 10_719),
     "prefix+swap": (TINY[:2], 329, 3_530),
