@@ -62,7 +62,6 @@ class Copying:
 # ---------------------------------------------------------------- planted faults
 
 
-
 class Appends(Copying):
     """Right, and can take several tokens at once."""
 

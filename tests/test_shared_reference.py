@@ -97,7 +97,10 @@ def test_a_manager_keeps_the_protocols_of_all_abilities_for_which_there_are_call
 
 def test_all_abilities_but_window_are_on_and_declared():
     assert SharedKVCacheManager.abilities == ALL
-    assert SharedKVCacheManager.declares == Declarations(abilities=ALL)
+    because = SharedKVCacheManager.declares.because
+    assert SharedKVCacheManager.declares == Declarations(
+        abilities=ALL, evicts="lru-tail-first", because=because
+    )
 
 
 def test_a_configured_manager_is_a_subclass_that_says_what_it_can_do():
