@@ -23,7 +23,6 @@ from pagedkv.stateful.report import OneMinimal, Proof, Shortest
 from pagedkv.stateful.searches import shortest, together
 from pagedkv.stateful.subject import Subject
 
-
 BUSY = 5
 """So many times its processor time a search may take of real time: what is proven should not depend
 on what else the machine does."""
