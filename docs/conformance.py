@@ -116,7 +116,7 @@ def again(target: str) -> str:
     config = ConfigParser(interpolation=None)
     config.read(TOX, encoding="utf-8")
     for section in config.sections():
-        lines = config[section].get("commands", "").splitlines()
+        lines = config[section].get("commands", "").replace("\\\n", " ").splitlines()
         if any(f" {target} " in f"{line} " for line in lines if "check" in line):
             return f"tox -e {section.removeprefix('testenv:')}"
     return f"pagedkv check {target}"
