@@ -332,19 +332,30 @@ def test_a_search_that_was_interrupted_is_unknown(capsys, monkeypatch):
     assert "stopped (interrupted)" in out
 
 
+# Where the tests run in the background SIGINT is ignored, and children inherit that.
+HEARING = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("pagedkv", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no SIGINT to send")
 def test_ctrl_c_ends_a_long_search_with_what_is_known():
     arguments = ["explore", "reference", "--blocks", "8", "--block-size", "4"]
     with subprocess.Popen(
-        [sys.executable, "-m", "pagedkv", *arguments],
+        [sys.executable, "-c", HEARING, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=ENVIRONMENT,
     ) as child:
-        assert child.stderr is not None
-        assert child.stderr.readline() == "reference: started\n"
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
+        try:
+            assert child.stderr is not None
+            assert child.stderr.readline() == "reference: started\n"
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=60)
+        finally:
+            child.kill()
     assert "Traceback" not in err
     assert (child.returncode, "stopped (interrupted)" in out) == (2, True)
