@@ -11,6 +11,9 @@ from pagedkv.stateful.explorer import Found
 from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.profiles import FIXED
 
+# Searches alone; what they run is measured elsewhere, and traced they take three times as long.
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 SMALL = tuple(g for g in FIXED if g.num_blocks <= 2 and g.block_size <= 2)
 """Where all these faults show; of a larger scope the first answer is the same one."""
 NAMES = [planted.factory.__name__ for planted in PLANTED]

@@ -178,6 +178,7 @@ def test_a_mutant_is_its_parent_in_some_history(mutant):
     assert any(answers(kind, h) == answers(parent, h) for h in HARMLESS)
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     "base", [bases.Indexed, bases.Unlisted, bases.Padded, bases.Late, bases.KnowsNames]
 )
@@ -193,6 +194,7 @@ ABLE = [
 ]
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("base", ABLE)
 def test_what_the_mutants_with_abilities_stand_on_is_correct(base):
     (scope,) = scopes_of(base)
