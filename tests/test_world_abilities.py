@@ -281,7 +281,7 @@ def test_the_null_block_is_never_free_and_never_reused():
 
 def test_what_nobody_holds_may_be_forgotten_where_that_is_declared_and_no_more():
     def declared(kind):
-        class Declared(kind):  # type: ignore[misc]
+        class Declared(kind):  # type: ignore[misc, valid-type]
             @property
             def declares(self):
                 own = super().declares
