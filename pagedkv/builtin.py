@@ -146,7 +146,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "vllm-cached",
-        "pagedkv.engines.vllm:caching_manager",
+        "pagedkv.engines.vllm:VllmCached",
         "vLLM's KVCacheManager with prefix caching.",
         "vllm.v1.core.kv_cache_manager",
         VLLM,
@@ -195,7 +195,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "lmdeploy-logical",
-        "pagedkv.engines.lmdeploy:logical_manager",
+        "pagedkv.engines.lmdeploy:LmdeployLogical",
         "LMDeploy's DefaultBlockManager by its logical blocks.",
         "lmdeploy.pytorch.paging.block_manager",
         LMDEPLOY,

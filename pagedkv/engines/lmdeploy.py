@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import SupportsIndex
+from typing import ClassVar
 
 from lmdeploy.pytorch.block import LogicalTokenBlocks
 from lmdeploy.pytorch.paging.block_manager import DefaultBlockManager
@@ -19,8 +19,9 @@ from lmdeploy.pytorch.paging.block_manager.base_block_manager import (
     PhysicalAllocator,
 )
 
+from pagedkv.adapter import Adapter
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 DECLARES = Declarations(
     out_of_blocks=(Returns(False),),
@@ -44,7 +45,7 @@ class Sequence:
     logical_blocks: LogicalTokenBlocks = field(default_factory=LogicalTokenBlocks)
 
 
-class LmdeployManager:
+class LmdeployManager(Adapter[Sequence]):
     """`DefaultBlockManager` behind the protocol; sizes > 0, else ValueError.
 
     By its physical blocks it has block 0 reserved on top, as LMDeploy's `config_builder` asks for;
@@ -52,22 +53,11 @@ class LmdeployManager:
     """
 
     declares = DECLARES
+    logical: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        num_blocks: SupportsIndex,
-        block_size: SupportsIndex,
-        head_dim: SupportsIndex,
-        *,
-        logical: bool = False,
-    ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
-        self._reserved = 0 if logical else 1
+    def start(self) -> None:
+        self._reserved = 0 if self.logical else 1
         self._engine = self._made()
-        self._logical = logical
-        self._sequences: dict[Request, Sequence] = {}
 
     def _made(self) -> DefaultBlockManager:
         return DefaultBlockManager(
@@ -78,7 +68,7 @@ class LmdeployManager:
         return self._allocate(req, Sequence(self.block_size, req.seq_len))
 
     def allocate_for_decode(self, req: Request) -> bool:
-        sequence = self._sequences[req]
+        sequence = self.live[req]
         sequence.num_all_ids = req.seq_len + 1  # stays so after a refusal
         return self._allocate(req, sequence)
 
@@ -86,18 +76,19 @@ class LmdeployManager:
         if not self._engine.can_allocate(sequence):
             return False
         self._engine.allocate(sequence)
-        self._sequences[req] = sequence
-        req.seq_len, req.block_table = sequence.num_all_ids, self._table(sequence)
-        return True
+        req.seq_len = sequence.num_all_ids
+        return self.holds(req, sequence)
 
     def release_request(self, req: Request) -> None:
-        self._engine.free(self._sequences.pop(req))
-        req.block_table = []
+        self._engine.free(self.lets_go(req))
+
+    def table(self, req: Request) -> list[int]:
+        return self._table(self.live[req])
 
     def _table(self, sequence: Sequence) -> list[int]:
         logical = sequence.logical_blocks.get_real_blocks()
         table: list[int] = (
-            logical if self._logical else self._engine.get_block_table(sequence)
+            logical if self.logical else self._engine.get_block_table(sequence)
         ).tolist()
         return table
 
@@ -105,14 +96,13 @@ class LmdeployManager:
         """The tables, free list, counter and references of the blocks that are shown, live."""
         allocator, memory = self._engine.allocator, self._engine.allocator._log_mem
         counts = memory.ref_count.tolist()
-        places = range(len(counts)) if self._logical else memory.phy_map.tolist()
+        places = range(len(counts)) if self.logical else memory.phy_map.tolist()
         references = dict.fromkeys(range(self.num_blocks + self._reserved), 0)
         for block, count in zip(places, counts, strict=True):
             references[block] = references.get(block, 0) + count
-        shown = allocator if self._logical else allocator.get_phy_allocator("gpu")
+        shown = allocator if self.logical else allocator.get_phy_allocator("gpu")
         return Snapshot(
-            block_tables={r.request_id: self._table(s) for r, s in self._sequences.items()},
-            seq_lens={r.request_id: r.seq_len for r in self._sequences},
+            **self.of_live(),
             free_blocks=free(shown),
             blocks=range(self._reserved, self.num_blocks + self._reserved),
             num_free=shown.get_num_free_blocks(),
@@ -123,7 +113,7 @@ class LmdeployManager:
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`."""
         allocator, memory = self._engine.allocator, self._engine.allocator._log_mem
-        tables = {names[r.request_id]: s.logical_blocks for r, s in self._sequences.items()}
+        tables = {names[r.request_id]: s.logical_blocks for r, s in self.live.items()}
         return (
             tuple(free(allocator)),
             tuple(free(allocator.get_phy_allocator("gpu"))),
@@ -135,11 +125,11 @@ class LmdeployManager:
         )
 
 
-def logical_manager(
-    num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-) -> LmdeployManager:
+class LmdeployLogical(LmdeployManager):
     """`LmdeployManager` by its logical blocks; sizes > 0, else ValueError."""
-    return LmdeployManager(num_blocks, block_size, head_dim, logical=True)
+
+    logical = True
+    state_key = LmdeployManager.state_key
 
 
 def free(allocator: LogicalAllocator | PhysicalAllocator) -> list[int]:

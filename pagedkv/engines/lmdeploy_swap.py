@@ -43,7 +43,7 @@ class LmdeploySwap(LmdeployManager):
         )
 
     def allocate_for_append(self, req: Request, count: int) -> bool:
-        sequence = self._sequences[req]
+        sequence = self.live[req]
         sequence.num_all_ids = req.seq_len + count  # stays so after a refusal
         return self._allocate(req, sequence)
 
@@ -55,18 +55,18 @@ class LmdeploySwap(LmdeployManager):
         return self.can_append(req, 1)
 
     def can_append(self, req: Request, count: int) -> bool:
-        after = replace(self._sequences[req], num_all_ids=req.seq_len + count)
+        after = replace(self.live[req], num_all_ids=req.seq_len + count)
         answer: bool = self._engine.can_allocate(after)
         return answer
 
     def swap_out(self, req: Request) -> bool:
-        moved, _ = self._engine.try_swap_out(self._sequences[req])
+        moved, _ = self._engine.try_swap_out(self.live[req])
         if moved:
             req.block_table = []
         return bool(moved)
 
     def swap_in(self, req: Request) -> bool:
-        sequence = self._sequences[req]
+        sequence = self.live[req]
         moved, _ = self._engine.try_swap_in(sequence)
         if moved:
             req.block_table = self._table(sequence)
@@ -78,7 +78,7 @@ class LmdeploySwap(LmdeployManager):
         """
         engine, seen = self._engine, super().snapshot()
         first = engine.allocator.cpu_mem_offset()
-        out = {r.request_id for r, s in self._sequences.items() if engine.on_device(s, "cpu")}
+        out = {r.request_id for r, s in self.live.items() if engine.on_device(s, "cpu")}
         return replace(
             seen,
             block_tables={r: t for r, t in seen.block_tables.items() if r not in out},

@@ -61,7 +61,7 @@ class LmdeployTrie(LmdeployManager):
         },
     )
 
-    _sequences: dict[Request, Any]  # the engine's own
+    live: dict[Request, Any]  # the engine's own
 
     def _made(self) -> DefaultBlockManager:
         self._scheduler = Scheduler(
@@ -93,12 +93,12 @@ class LmdeployTrie(LmdeployManager):
         return sequence in running
 
     def _grown(self, req: Request, sequence: SchedulerSequence) -> bool:
-        self._sequences[req] = sequence
+        self.live[req] = sequence
         req.seq_len, req.block_table = sequence.num_all_ids, self._table(sequence)
         return True
 
     def allocate_for_decode(self, req: Request) -> bool:
-        sequence = self._sequences[req]
+        sequence = self.live[req]
         if self._scheduler.schedule_running([sequence]) != [True]:
             for _ in ("ready", "running"):
                 sequence.state.activate()
@@ -107,12 +107,12 @@ class LmdeployTrie(LmdeployManager):
         return self._grown(req, sequence)
 
     def release_request(self, req: Request) -> None:
-        del self._sequences[req]
+        del self.live[req]
         self._scheduler.end_session(req.request_id)
         req.block_table = []
 
     def cached_tokens(self, req: Request) -> int:
-        found: int = self._sequences[req].cached_tokens
+        found: int = self.live[req].cached_tokens
         return found
 
     def _nodes(self) -> Iterator[tuple[Node, tuple[Hashable, ...]]]:
@@ -157,7 +157,7 @@ class LmdeployTrie(LmdeployManager):
         ]
         cursors = [
             (names[r.request_id], str(s.adapter_name), node and node.prefix_len)
-            for r, s in self._sequences.items()
+            for r, s in self.live.items()
             for node in (s.prefix_cache.trie_cursor,)
         ]
         return (
@@ -179,7 +179,7 @@ class LmdeployTurns(LmdeployTrie):
     state_key = LmdeployTrie.state_key  # nothing is added to the state
 
     def allocate_for_append(self, req: Request, count: int) -> bool:
-        sequence = self._sequences[req]
+        sequence = self.live[req]
         # As `ARSequenceStrategy.update_running` does for a request of no new tokens, and
         # `Engine._add_message` for the session's next message.
         sequence.update_token_ids(np.empty(0, dtype=np.int64), mode=UpdateTokenMode.PREFILL)

@@ -67,7 +67,7 @@ class LmdeployWindow(LmdeployManager):
         return self.allocate_for_append(req, 1)
 
     def allocate_for_append(self, req: Request, count: int) -> bool:
-        sequence = self._sequences[req]
+        sequence = self.live[req]
         sequence.num_all_ids = req.seq_len + count  # stays so after a refusal
         return self._allocate(req, sequence)
 
@@ -77,7 +77,7 @@ class LmdeployWindow(LmdeployManager):
             return False
         self._engine.allocate(sequence)
         sequence.num_history_ids = sequence.num_all_ids
-        self._sequences[req] = sequence
+        self.live[req] = sequence
         req.seq_len, req.block_table = sequence.num_all_ids, self._table(sequence)
         return True
 
@@ -94,7 +94,7 @@ class LmdeployWindow(LmdeployManager):
         """Everything later answers depend on, requests called by `names`."""
         ignored = sorted(
             (names[r.request_id], s.num_ignored_history)
-            for r, s in self._sequences.items()
+            for r, s in self.live.items()
             if isinstance(s, WindowSequence)
         )
         return (tuple(ignored), super().state_key(names))

@@ -8,8 +8,8 @@ the manager, which commits full blocks; the token itself is known at the next de
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from functools import partial
 from operator import itemgetter
+from typing import ClassVar
 
 import numpy as np
 from max.pipelines.context import TextContext, TokenBuffer
@@ -17,8 +17,9 @@ from max.pipelines.kv_cache.paged_kv_cache.block_manager import BlockManager
 from max.pipelines.kv_cache.paged_kv_cache.block_utils import InsufficientBlocksError
 from max.pipelines.modeling.types import RequestID
 
+from pagedkv.adapter import Adapter
 from pagedkv.declarations import Declarations, Raises
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 DECLARES = Declarations(
     out_of_blocks=(
@@ -37,32 +38,34 @@ DECLARES = Declarations(
 )
 
 
-class MaxBlockManager:
+class MaxBlockManager(Adapter[TextContext]):
     """`BlockManager` of one replica behind the protocol; sizes > 0, else ValueError."""
 
     declares = DECLARES
+    caching: ClassVar[bool] = False
 
-    def __init__(
-        self, num_blocks: int, block_size: int, head_dim: int, *, caching: bool = False
-    ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
-        self._engine = BlockManager(self.num_blocks, self.block_size, caching)
+    def start(self) -> None:
+        self._engine = BlockManager(self.num_blocks, self.block_size, self.caching)
         self._pool = self._engine.device_block_pool
-        self._live: dict[Request, TextContext] = {}  # by the identity of the handle
+
+    def table(self, req: Request) -> list[int]:
+        return list(self._engine.get_req_blocks(self.live[req]))
+
+    def length(self, req: Request) -> int:
+        """The tokens that must have a slot: all but a placeholder for the next one."""
+        context = self.live[req]
+        return len(context.tokens) - int(context._has_pending_future_token())
 
     def _context(self, req: Request) -> TextContext:
         """The engine's request."""
         tokens = TokenBuffer(np.array(req.tokens, dtype=np.int64))
-        return self._live.get(req) or TextContext(
+        return self.live.get(req) or TextContext(
             max_length=1 << 20, tokens=tokens, cache_salt=self._salt(req)
         )
 
     def _salt(self, _req: Request) -> str | None:
         """A new request has one of its own, so that it shares no block."""
-        salt: str = RequestID().value
-        return salt
+        return str(RequestID().value)
 
     def _allocate(self, req: Request, context: TextContext) -> None:
         hit = self._engine.reuse_blocks_from_prefix_cache(context)
@@ -71,7 +74,6 @@ class MaxBlockManager:
         except InsufficientBlocksError:
             self._engine.rollback_prefix_reuse(context, hit)
             raise
-        req.block_table = self._engine.get_req_blocks(context)
 
     def allocate_for_prefill(self, req: Request) -> None:
         context = self._context(req)
@@ -81,24 +83,23 @@ class MaxBlockManager:
         except InsufficientBlocksError:
             self._engine.release(context)  # as the scheduler does before it queues it again
             raise
-        self._live[req] = context
+        self.holds(req, context)
 
     def allocate_for_decode(self, req: Request) -> None:
         context = self._context(req)
         self._allocate(req, context)
         context.realize_future_token(req.tokens[-1])
-        req.seq_len += 1
+        self.granted(req, 1)
 
     def computed(self, req: Request) -> None:
         """The forward pass is done: full blocks are committed, which may exchange them."""
-        context = self._live[req]
+        context = self.live[req]
         context.update_with_future_token()
         self._engine.step(context)
-        req.block_table = self._engine.get_req_blocks(context)
+        self.granted(req)
 
     def release_request(self, req: Request) -> None:
-        self._engine.release(self._live.pop(req))
-        req.block_table = []
+        self._engine.release(self.lets_go(req))
 
     @property
     def free_blocks(self) -> list[int]:
@@ -117,13 +118,13 @@ class MaxBlockManager:
 
     def snapshot(self) -> Snapshot:
         """All that the engine keeps, live; cached blocks that nobody holds stand in its queue."""
-        names = {context.request_id: req.request_id for req, context in self._live.items()}
+        names = {context.request_id: req.request_id for req, context in self.live.items()}
         return Snapshot(
             block_tables={
                 names.get(key, -1): [block.bid for block in blocks]
                 for key, blocks in self._engine.req_to_blocks.items()
             },
-            seq_lens={req.request_id: _length(context) for req, context in self._live.items()},
+            seq_lens={req.request_id: self.length(req) for req in self.live},
             free_blocks=self._queue(),
             num_free=self._pool.num_free_blocks,
             ref_counts={block.bid: block.ref_cnt for block in self._pool.pool if block.ref_cnt},
@@ -135,7 +136,7 @@ class MaxBlockManager:
         engine, pool, cache = self._engine, self._pool, self._pool.prefix_cache
         tables, hashes = engine.req_to_blocks, engine.req_to_hashes
         done = engine.req_to_committed_idx
-        live = sorted(((names[r.request_id], c) for r, c in self._live.items()), key=itemgetter(0))
+        live = sorted(((names[r.request_id], r) for r in self.live), key=itemgetter(0))
         return (
             (*self._queue(), None, *sorted(pool.free_blocks), None, pool.num_free_blocks),
             tuple(
@@ -143,18 +144,16 @@ class MaxBlockManager:
                 for b in pool.pool
             ),
             (len(engine.req_to_replica), len(tables), len(hashes), len(done), len(cache)),
+            *((name, self.length(r), *self.table(r)) for name, r in live),
             *(
-                (name, _length(c), *(b.bid for b in tables.get(c.request_id, ())))
-                for name, c in live
+                (len(hashes.get(c.request_id, ())), done.get(c.request_id, 0))
+                for c in (self.live[r] for _, r in live)
             ),
-            *((len(hashes.get(c.request_id, ())), done.get(c.request_id, 0)) for _, c in live),
         )
 
 
-def _length(context: TextContext) -> int:
-    """The tokens that must have a slot: all but a placeholder for the next one."""
-    placeholders: int = context._has_pending_future_token()
-    return len(context.tokens) - placeholders
+class CachedMaxBlockManager(MaxBlockManager):
+    """The same with its prefix cache on, of contents that never come again."""
 
-
-CachedMaxBlockManager = partial(MaxBlockManager, caching=True)
+    caching = True
+    state_key = MaxBlockManager.state_key

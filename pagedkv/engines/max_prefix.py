@@ -23,8 +23,7 @@ class MaxPrefix(MaxBlockManager):
     declares = replace(DECLARES, abilities=frozenset({"prefix"}))
     state_key = MaxBlockManager.state_key  # all that is added is what a block is found by
 
-    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
-        super().__init__(num_blocks, block_size, head_dim, caching=True)
+    caching = True
 
     def _salt(self, req: Request) -> str | None:
         return None if req.extra_key is None else str(req.extra_key)
@@ -35,7 +34,7 @@ class MaxPrefix(MaxBlockManager):
         return found
 
     def cached_tokens(self, req: Request) -> int:
-        found: int | None = self._live[req].cached_prefix_length
+        found: int | None = self.live[req].cached_prefix_length
         return found or 0  # none is written where a prompt of one token is not looked up
 
     def _cached(self) -> frozenset[int]:

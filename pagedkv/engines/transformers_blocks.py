@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar
 
 import torch
 from transformers import LlamaConfig
@@ -18,11 +18,12 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.requests import RequestState
 from transformers.generation.continuous_batching.scheduler import Scheduler
 
+from pagedkv.adapter import Adapter
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 
-class TransformersBlocks:
+class TransformersBlocks(Adapter[RequestState]):
     """`PagedAttentionCache` with one group of full attention; sizes > 0, else ValueError."""
 
     declares = Declarations(
@@ -49,12 +50,7 @@ class TransformersBlocks:
 
     sliding_window: ClassVar[int | None] = None
 
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+    def start(self) -> None:
         config = LlamaConfig(
             num_hidden_layers=1,
             num_attention_heads=1,
@@ -69,7 +65,6 @@ class TransformersBlocks:
             max_memory_percent=0.5,
         )
         self._cache = new_cache(config, batching)
-        self._live: dict[Request, RequestState] = {}  # by identity
         self._copies: list[tuple[int, int]] = []
         self._complete = 0
         self._ids = count()
@@ -79,14 +74,14 @@ class TransformersBlocks:
         state = RequestState(request_id=str(name), initial_tokens=[name] * req.seq_len)
         if not self._allocated(state, req.seq_len):
             return False
-        self._live[req] = state
+        self.live[req] = state
         return self._placed(req, req.seq_len)
 
     def allocate_for_decode(self, req: Request) -> bool:
         return self.allocate_for_append(req, 1)
 
     def allocate_for_append(self, req: Request, count: int) -> bool:
-        state = self._live[req]
+        state = self.live[req]
         if not self._allocated(state, count):
             return False
         state.generated_tokens += [next(self._ids)] * count
@@ -97,7 +92,7 @@ class TransformersBlocks:
         return bool(Scheduler._allocate_blocks_if_needed(here, state, tokens))
 
     def _placed(self, req: Request, tokens: int) -> bool:
-        state = self._live[req]
+        state = self.live[req]
         full = state.current_len() // self.block_size
         every = state.initial_tokens + state.generated_tokens
         state.tokens_to_process = every[state.current_len() :][:tokens]
@@ -107,18 +102,18 @@ class TransformersBlocks:
         return True
 
     def computed(self, req: Request) -> None:
-        self._cache.mark_shareable_blocks_as_complete(self._live[req], self._complete)
+        self._cache.mark_shareable_blocks_as_complete(self.live[req], self._complete)
         self._complete = 0
 
     def fork_request(self, req: Request, child: Request) -> bool:
         """As `update_batch` forks; releases that can tell how many forks fit are asked first."""
-        source, name = self._live[req], str(next(self._ids))
+        source, name = self.live[req], str(next(self._ids))
         ask = getattr(self._cache, "compute_max_num_forks", None)
         if ask is not None and ask(source.request_id) < 1:
             return False
         sources, there = self._cache.fork_request(source.request_id, [name])
         self._copies += zip(sources, there, strict=True)
-        self._live[child] = source.fork(name)
+        self.live[child] = source.fork(name)
         return self._placed(child, 0)
 
     def take_copies(self) -> list[tuple[int, int]]:
@@ -126,15 +121,19 @@ class TransformersBlocks:
         return copies
 
     def release_request(self, req: Request) -> None:
-        self._cache.free_blocks(self._live.pop(req).request_id)
+        self._cache.free_blocks(self.live.pop(req).request_id)
+
+    def table(self, req: Request) -> list[int]:
+        (group,) = self._cache.group_cache_managers
+        return list(group.block_table[self.live[req].request_id])
+
+    def length(self, req: Request) -> int:
+        return int(self.live[req].current_len())
 
     def snapshot(self) -> Snapshot:
-        blocks, (group,) = self._cache._block_manager, self._cache.group_cache_managers
+        blocks = self._cache._block_manager
         return Snapshot(
-            block_tables={
-                r.request_id: group.block_table[s.request_id] for r, s in self._live.items()
-            },
-            seq_lens={r.request_id: s.current_len() for r, s in self._live.items()},
+            **self.of_live(),
             free_blocks=blocks._uninit_block_ids,
             cached=blocks._init_block_ids,
             ref_counts={
@@ -151,7 +150,7 @@ class TransformersBlocks:
                 s.allocated_blocks,
                 *group.block_table[s.request_id],
             )
-            for r, s in self._live.items()
+            for r, s in self.live.items()
         )
         known = sorted((b, i.ref_count, i.is_complete) for b, i in blocks._id_to_block.items())
         free = tuple(blocks._uninit_block_ids), tuple(blocks._init_block_ids)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar
 
 import torch
 from transformers import LlamaConfig
@@ -21,8 +21,9 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import RequestState
 
+from pagedkv.adapter import Adapter
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 GROUP = "full_attention"
 
@@ -42,7 +43,7 @@ DECLARES = Declarations(
 )
 
 
-class TransformersPaged:
+class TransformersPaged(Adapter[RequestState]):
     """`PagedAttentionCache` without block sharing, a sector for each block; sizes > 0."""
 
     declares = DECLARES
@@ -51,12 +52,7 @@ class TransformersPaged:
     layers: ClassVar[tuple[str, ...]] = (GROUP,)  # of each kind one, which is a group
     window: ClassVar[int | None] = None
 
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+    def start(self) -> None:
         self._cache = copied(
             made(
                 self.num_blocks,
@@ -67,7 +63,6 @@ class TransformersPaged:
                 self.window,
             )
         )
-        self._live: dict[Request, RequestState] = {}  # by identity
         self._ids = count()
         self._complete: dict[str, int] = {}  # what the forward pass to come will complete
         self._copies: list[tuple[int, int]] = []  # (from, to) in blocks, since they were taken
@@ -92,14 +87,14 @@ class TransformersPaged:
             self._cache.free_blocks(state.request_id, no_cache=True)
             del self._found[state.request_id]
             return False
-        self._live[req] = state
+        self.live[req] = state
         return self._stored(req, req.seq_len - state.current_len())
 
     def allocate_for_decode(self, req: Request) -> bool:
         return self.allocate_for_append(req, 1)
 
     def allocate_for_append(self, req: Request, count: int) -> bool:
-        state = self._live[req]
+        state = self.live[req]
         if not self._store(state, count):
             return False
         state.generated_tokens += contents(req, state.current_len())
@@ -113,17 +108,17 @@ class TransformersPaged:
         return self.can_append(req, 1)
 
     def can_append(self, req: Request, count: int) -> bool:
-        return bool(self._cache.can_store_request_tokens(self._live[req], count, dry_run=True))
+        return bool(self._cache.can_store_request_tokens(self.live[req], count, dry_run=True))
 
     def cached_tokens(self, req: Request) -> int:
-        return self._found[self._live[req].request_id]
+        return self._found[self.live[req].request_id]
 
     def _store(self, state: RequestState, tokens: int) -> bool:
         self._cache.pool.try_to_free_sectors()
         return bool(self._cache.can_store_request_tokens(state, tokens))
 
     def _stored(self, req: Request, tokens: int) -> bool:
-        state = self._live[req]
+        state = self.live[req]
         self._complete = self._cache.count_new_complete_blocks(state, tokens)
         start = state.current_len()
         state.tokens_to_process = contents(req, start)[:tokens]
@@ -133,15 +128,20 @@ class TransformersPaged:
 
     def computed(self, req: Request) -> None:
         """After the forward pass `update_batch` calls `mark_complete_blocks`."""
-        state = self._live[req]
+        state = self.live[req]
         self._cache.mark_complete_blocks(state, self._complete)
         self._complete, req.block_table = {}, self._table(state)
 
     def release_request(self, req: Request) -> None:
-        name = self._live.pop(req).request_id
+        name = self.lets_go(req).request_id
         self._cache.free_blocks(name)
         del self._found[name]
-        req.block_table = []
+
+    def table(self, req: Request) -> list[int]:
+        return self._table(self.live[req])
+
+    def length(self, req: Request) -> int:
+        return int(self.live[req].current_len())
 
     def _table(self, state: RequestState) -> list[int]:
         """Its table of each group, one behind the other."""
@@ -152,7 +152,7 @@ class TransformersPaged:
 
         What is read no more is where nothing is read, in the write trash.
         """
-        state, slots = self._live[req], list[tuple[int, int, int]]()
+        state, slots = self.live[req], list[tuple[int, int, int]]()
         name, new = state.request_id, len(state.tokens_to_process)
         past = state.current_len() - new
         for i, group in enumerate(self._groups):
@@ -166,14 +166,12 @@ class TransformersPaged:
         """All that the engine keeps, live. The blocks of the first two sectors are for padding."""
         groups, pool = self._groups, self._cache.pool
         (size,) = {group.blocks_per_sector for group in groups}  # so ids mean the same in all
-        tables = {req.request_id: self._table(it) for req, it in self._live.items()}
         # A count of 1 is implicit, BlockLedger says.
         counts = {b: 1 for group in groups for table in group.block_table.values() for b in table}
         for group in groups:
             counts |= group.ledger.shared_ref_counts
         return Snapshot(
-            block_tables=tables,
-            seq_lens={req.request_id: it.current_len() for req, it in self._live.items()},
+            **self.of_live(),
             free_blocks=[
                 *(b for of in pool._free_blocks for tree in of.trees.values() for b in tree[::-1]),
                 *(s * size + i for s in reversed(pool.free_sectors) for i in range(size)),
@@ -191,8 +189,7 @@ class TransformersPaged:
         """Everything later answers depend on, requests called by `names`; not the contents."""
         pool = self._cache.pool
         live = sorted(
-            (names[r.request_id], it.current_len(), *self._table(it))
-            for r, it in self._live.items()
+            (names[r.request_id], it.current_len(), *self._table(it)) for r, it in self.live.items()
         )
         groups = [
             (
@@ -213,14 +210,14 @@ class TransformersPaged:
         self, requests: Mapping[int, Request]
     ) -> tuple[TransformersPaged, dict[int, Request]]:
         """A copy of the manager and of those handles; what never changes is shared."""
-        twins = {req: copy.copy(req) for req in {*self._live, *requests.values()}}
+        twins = {req: copy.copy(req) for req in {*self.live, *requests.values()}}
         for req in twins.values():
             req.block_table, req.tokens = list(req.block_table), list(req.tokens)
         other = copy.copy(self)
         other._cache, other._ids = copied(self._cache), copy.copy(self._ids)
         other._found, other._copies = dict(self._found), list(self._copies)
-        other._live = {twins[req]: copy.copy(state) for req, state in self._live.items()}
-        for state in other._live.values():
+        other.live = {twins[req]: copy.copy(state) for req, state in self.live.items()}
+        for state in other.live.values():
             state.generated_tokens = list(state.generated_tokens)
         return other, {name: twins[req] for name, req in requests.items()}
 

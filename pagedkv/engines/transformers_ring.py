@@ -45,7 +45,7 @@ class TransformersRing(TransformersBlocks):
 
         What is read no more is put into the padding, the two blocks behind the last.
         """
-        state, (group,) = self._live[req], self._cache.group_cache_managers
+        state, (group,) = self.live[req], self._cache.group_cache_managers
         name, new = state.request_id, len(state.tokens_to_process)
         past = state.current_len() - new
         read = group.get_read_indices(name, past, 0)

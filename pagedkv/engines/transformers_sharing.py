@@ -56,13 +56,13 @@ class TransformersForking(TransformersSharing):
 
     def fork_request(self, req: Request, child: Request) -> bool:
         """As `update_batch` forks; the child that did not fit would be prefilled later."""
-        source, name = self._live[req], str(next(self._ids))
+        source, name = self.live[req], str(next(self._ids))
         self._cache.pool.try_to_free_sectors()
         copies: dict[str, tuple[list[int], list[int]]] = {GROUP: ([], [])}
         if not self._cache.prepare_fork_request(source, [name], copies):
             return False
         self._copies += zip(*copies[GROUP], strict=True)
-        self._live[child] = source.fork(name)
+        self.live[child] = source.fork(name)
         self._found[name] = 0
         return self._stored(child, 0)
 

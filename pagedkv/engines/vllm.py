@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable, Mapping
-from typing import SupportsIndex
+from typing import ClassVar, SupportsIndex
 
 import torch
 
@@ -59,13 +59,10 @@ class VllmManager:
         },
     )
 
+    caching: ClassVar[bool] = False
+
     def __init__(
-        self,
-        num_blocks: SupportsIndex,
-        block_size: SupportsIndex,
-        head_dim: SupportsIndex,
-        *,
-        caching: bool = False,
+        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
     ) -> None:
         self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
         self.block_size = as_int("block_size", block_size, minimum=1)
@@ -73,9 +70,9 @@ class VllmManager:
         groups = [KVCacheGroupSpec([f"layer {i}"], it) for i, it in enumerate(self._specs())]
         config = KVCacheConfig(self.num_blocks + 1, [], groups)
         self._engine = KVCacheManager(
-            config, LONGEST, self.block_size, self.block_size, enable_caching=caching
+            config, LONGEST, self.block_size, self.block_size, enable_caching=self.caching
         )
-        self._hasher = get_request_block_hasher(self.block_size, sha256) if caching else None
+        self._hasher = get_request_block_hasher(self.block_size, sha256) if self.caching else None
         self._contents = 0
         # The newest engine request of every handle that was ever granted blocks.
         self._requests: dict[Request, EngineRequest] = {}
@@ -191,8 +188,8 @@ class VllmManager:
         return lambda key: labels.get(key, DEAD)
 
 
-def caching_manager(
-    num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-) -> VllmManager:
+class VllmCached(VllmManager):
     """`VllmManager` with prefix caching; sizes > 0, else ValueError."""
-    return VllmManager(num_blocks, block_size, head_dim, caching=True)
+
+    caching = True
+    state_key = VllmManager.state_key

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import SupportsIndex
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, get_block_hash
 
+from pagedkv.adapter import Adapter
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 DEAD = (-1, -1)
 Tables = Mapping[int, Iterable[KVCacheBlock]]
 Label = Callable[[BlockHash], tuple[int, int] | str]
 
 
-class VllmBlockPool:
+class VllmBlockPool(Adapter[list[KVCacheBlock]]):
     """`BlockPool` by itself, its caller keeping the tables; sizes > 0, else ValueError."""
 
     declares = Declarations(
@@ -33,42 +33,35 @@ class VllmBlockPool:
         },
     )
 
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+    def start(self) -> None:
         self._engine = BlockPool(self.num_blocks + 1, True, self.block_size)
-        self._tables: dict[Request, list[KVCacheBlock]] = {}
+
+    def table(self, req: Request) -> tuple[int, ...]:
+        return ids(self.live[req])
 
     def allocate_for_prefill(self, req: Request) -> None:
         self._take(req, [], req.seq_len)
 
     def allocate_for_decode(self, req: Request) -> None:
-        self._take(req, self._tables[req], req.seq_len + 1)
+        self._take(req, self.live[req], req.seq_len + 1)
 
     def _take(self, req: Request, held: list[KVCacheBlock], seq_len: int) -> None:
-        need = -(-seq_len // self.block_size) - len(held)
+        need = self.blocks_for(seq_len) - len(held)
         # As in SingleTypeKVCacheManager.allocate_new_blocks, which asks for none only never.
         taken = self._engine.get_new_blocks(need) if need > 0 else []
-        self._tables[req] = held + taken
-        req.seq_len, req.block_table = seq_len, list(ids(held + taken))
+        req.seq_len = seq_len
+        self.holds(req, held + taken)
 
     def release_request(self, req: Request) -> None:
-        self._engine.free_blocks(reversed(self._tables.pop(req)))
-        req.block_table = []
+        self._engine.free_blocks(reversed(self.lets_go(req)))
 
     def snapshot(self) -> Snapshot:
-        return show(
-            self._engine,
-            {req.request_id: table for req, table in self._tables.items()},
-            {req.request_id: req.seq_len for req in self._tables},
-        )
+        tables = {req.request_id: table for req, table in self.live.items()}
+        return show(self._engine, tables, {req.request_id: req.seq_len for req in self.live})
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`."""
-        tables = sorted((names[r.request_id], *ids(table)) for r, table in self._tables.items())
+        tables = sorted((names[r.request_id], *self.table(r)) for r in self.live)
         return (tuple(tables), *pool_key(self._engine, lambda _key: DEAD))
 
 

@@ -54,12 +54,13 @@ class VllmHybridCached(VllmHybrid):
     What is cached so is kept, ages and is evicted, but is never found.
     """
 
+    caching = True
     state_key = VllmManager.blocks_key  # all tokens that wait are zeros
 
     def __init__(
         self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
     ) -> None:
-        super().__init__(num_blocks, block_size, head_dim, caching=True)
+        super().__init__(num_blocks, block_size, head_dim)
         self._prompts = 0
 
     def _salt(self, req: Request) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import SupportsIndex
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -46,10 +45,7 @@ class VllmPrefix(VllmManager):
     )
     state_key = VllmManager.blocks_key  # all tokens that wait are zeros
 
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        super().__init__(num_blocks, block_size, head_dim, caching=True)
+    caching = True
 
     def _salt(self, req: Request) -> str | None:
         return None if req.extra_key is None else str(req.extra_key)

@@ -16,11 +16,11 @@ pytest.importorskip("lmdeploy.pytorch.paging.block_manager")
 
 from lmdeploy.pytorch.messages import SchedulerSequence
 
-from pagedkv.engines.lmdeploy import LmdeployManager, Sequence, logical_manager
+from pagedkv.engines.lmdeploy import LmdeployLogical, LmdeployManager, Sequence
 from pagedkv.engines.lmdeploy_swap import LmdeploySwap
 from pagedkv.engines.lmdeploy_window import LmdeployWindow, LmdeployWindowAlone, WindowSequence
 
-ALL = (LmdeployManager, logical_manager)
+ALL = (LmdeployManager, LmdeployLogical)
 NAMES = {r: r for r in range(16)}
 
 
@@ -50,7 +50,7 @@ def test_a_fresh_manager_has_every_physical_block_free_but_the_reserved():
 
 
 def test_a_fresh_manager_has_every_logical_block_free():
-    assert logical_manager(3, 2, 1).snapshot() == Snapshot(
+    assert LmdeployLogical(3, 2, 1).snapshot() == Snapshot(
         block_tables={},
         seq_lens={},
         free_blocks=(0, 1, 2),
@@ -60,7 +60,7 @@ def test_a_fresh_manager_has_every_logical_block_free():
     )
 
 
-@pytest.mark.parametrize(("make", "first"), [(LmdeployManager, 1), (logical_manager, 0)])
+@pytest.mark.parametrize(("make", "first"), [(LmdeployManager, 1), (LmdeployLogical, 0)])
 def test_a_table_grows_at_the_boundary_only(make, first):
     manager = make(3, 2, 1)
     request = admit(manager, 0, 1)
@@ -230,7 +230,7 @@ def test_a_question_leaves_the_sequence_as_it_was():
     manager = LmdeploySwap(2, 1, 1)
     request = admit(manager, 0, 1)
     assert [manager.can_append(request, count) for count in (1, 2)] == [True, False]
-    assert manager._sequences[request].num_all_ids == 1
+    assert manager.live[request].num_all_ids == 1
 
 
 # ----------------------------------------------------------------------------------- windows
@@ -241,7 +241,7 @@ def test_null_stands_for_the_history_that_is_ignored():
     request = admit(manager, 0, 3)
     assert manager.allocate_for_append(request, 1) is True
     assert (request.seq_len, request.block_table) == (4, [-1, 2, 3, 1])
-    sequence = manager._sequences[request]
+    sequence = manager.live[request]
     assert isinstance(sequence, WindowSequence)
     assert sequence.num_ignored_history == 1
 

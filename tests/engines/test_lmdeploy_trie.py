@@ -191,7 +191,7 @@ def test_the_key_has_no_times_of_blocks_that_are_held():
     request.tokens += [7, 7]
     second.allocate_for_append(request, 2)
     for manager in (first, second):
-        (other,) = manager._sequences
+        (other,) = manager.live
         other.tokens = [7] * 4
         assert manager.allocate_for_append(other, 1)
     assert first.state_key(NAMES) == second.state_key(NAMES)

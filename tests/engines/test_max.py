@@ -119,7 +119,7 @@ def test_a_refused_decode_changes_nothing_and_may_be_tried_again(factory):
     manager.release_request(other)
     decode(manager, live)
     assert (live.seq_len, live.block_table) == (2, [0, 1])
-    assert list(manager._live[live].tokens.all) == [0, 0, -999]
+    assert list(manager.live[live].tokens.all) == [0, 0, -999]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_requests_of_the_same_tokens_share_no_block():
     assert (first.block_table, second.block_table) == ([0, 1], [2, 3])
     manager.release_request(first)
     manager.allocate_for_prefill(first)
-    assert manager._live[first].cached_prefix_length == 0
+    assert manager.live[first].cached_prefix_length == 0
 
 
 @FACTORIES
@@ -244,7 +244,7 @@ def manager() -> MaxBlockManager:
 
 
 def blocks(manager: MaxBlockManager, name: int) -> list[object]:
-    (context,) = (c for req, c in manager._live.items() if req.request_id == name)
+    (context,) = (c for req, c in manager.live.items() if req.request_id == name)
     table: list[object] = manager._engine.req_to_blocks[context.request_id]
     return table
 

@@ -15,15 +15,15 @@ from pagedkv.protocol import Request, Snapshot
 pytest.importorskip("vllm.v1.core.kv_cache_manager")
 
 from counting import counted
-from pagedkv.engines.vllm import VllmManager, caching_manager
+from pagedkv.engines.vllm import VllmCached, VllmManager
 from pagedkv.engines.vllm_blockpool import VllmBlockPool
 from pagedkv.engines.vllm_hybrid import VllmHybrid, VllmHybridCached
 from pagedkv.engines.vllm_prefix import VllmPrefix
 from pagedkv.engines.vllm_window import VllmWindow
 from pagedkv.specs.model import Geometry
 
-ALL = (VllmManager, caching_manager, VllmBlockPool)
-MANAGERS = (VllmManager, caching_manager)
+ALL = (VllmManager, VllmCached, VllmBlockPool)
+MANAGERS = (VllmManager, VllmCached)
 NAMES = {r: r for r in range(16)}
 
 
@@ -88,7 +88,7 @@ def test_released_blocks_come_back_from_the_tail_of_the_table(make):
     manager.release_request(request)
     assert (request.seq_len, request.block_table) == (3, [])
     # Block 1 was full: with prefix caching it is kept, and goes to the end of the queue.
-    free = (2, 3, 4, 1) if make is caching_manager else (2, 1, 3, 4)
+    free = (2, 3, 4, 1) if make is VllmCached else (2, 1, 3, 4)
     assert manager.snapshot().free_blocks == free
     assert manager.snapshot().block_tables == {}
 
@@ -148,7 +148,7 @@ def test_a_refused_token_is_forgotten_when_its_request_is_resumed(make):
 
 
 def test_a_resumed_request_hits_what_it_left_behind():
-    manager = caching_manager(4, 1, 1)
+    manager = VllmCached(4, 1, 1)
     request = admit(manager, 0, 3)
     manager.release_request(request)
     assert manager.snapshot().free_blocks == (4, 3, 2, 1)
@@ -158,7 +158,7 @@ def test_a_resumed_request_hits_what_it_left_behind():
 
 
 def test_a_new_request_of_the_same_name_hits_nothing():
-    manager = caching_manager(4, 1, 1)
+    manager = VllmCached(4, 1, 1)
     manager.release_request(admit(manager, 0, 3))
     assert admit(manager, 0, 3).block_table == [4, 3, 2]
     assert len(manager._requests) == 1
@@ -257,7 +257,7 @@ def test_the_key_calls_requests_by_the_names_that_it_is_told(make):
 
 
 def test_the_key_tells_what_a_request_can_still_hit_from_what_nobody_can():
-    manager = caching_manager(3, 1, 1)
+    manager = VllmCached(3, 1, 1)
     manager.release_request(admit(manager, 0, 2))
     assert manager.state_key({0: 0}) != manager.state_key({})
 
@@ -266,7 +266,7 @@ def test_the_key_tells_apart_which_of_two_blocks_of_the_same_contents_is_hit():
     keys: set[object] = set()
     tables: list[list[int]] = []
     for _ in range(2):
-        manager = caching_manager(4, 1, 1)
+        manager = VllmCached(4, 1, 1)
         request = admit(manager, 0, 2)
         manager.release_request(request)
         manager.allocate_for_prefill(request)  # blocks 1 and 3; 2 holds what 3 does
