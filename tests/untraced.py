@@ -14,12 +14,14 @@ def untraced() -> Iterator[None]:
 
     For what runs nothing that other tests do not. (pytest-cov's own mark fails under `--no-cov`.)
     """
-    measuring = Coverage.current()
-    if measuring is None:
-        yield
-        return
-    measuring.stop()
+    stopped = []
+    # A worker is measured twice: as a process that was started, and by pytest-cov. Where one stops,
+    # the other goes on.
+    while (measuring := Coverage.current()) is not None:
+        measuring.stop()
+        stopped.append(measuring)
     try:
         yield
     finally:
-        measuring.start()
+        for measuring in reversed(stopped):
+            measuring.start()
