@@ -51,6 +51,10 @@ def drivable(make: Make) -> tuple[Geometry, ...]:
     raise refused
 
 
+MOST_TIMES = 3
+"""No command is drawn with a weight of more."""
+
+
 def boundary_first(commands: Sequence[Command], state: State) -> list[Command]:
     """The commands of one class in the order to draw them from: edges first, and more than once.
 

@@ -13,17 +13,23 @@ from pagedkv.specs.steps import Expected
 
 MOST = 1 << 14
 """So many states are kept; a long random history must not keep every model it went through."""
+MOST_SETTINGS = 1 << 8
 
 Identity = tuple[object, ...]
+
+_STATES: dict[Identity, Logic] = {}
+"""By setting and model: the pools of one kind that a run makes by the thousand share them."""
+_SETTINGS: dict[Identity, Setting] = {}
+"""Equal settings are one object here. Declarations, which have no hash, are told by identity."""
 
 
 class Logic:
     """One state of the model. What is asked of it is worked out once, for all that share it."""
 
-    __slots__ = ("_due", "_known", "_menu", "_next", "_setting", "model")
+    __slots__ = ("_due", "_menu", "_next", "_setting", "model")
 
-    def __init__(self, model: Model, setting: Setting, known: dict[Identity, Logic]) -> None:
-        self.model, self._setting, self._known = model, setting, known
+    def __init__(self, model: Model, setting: Setting) -> None:
+        self.model, self._setting = model, setting
         self._menu: list[Command] | None = None
         self._due: dict[Command, Expected] = {}
         self._next: dict[Command, Logic] = {}
@@ -31,7 +37,7 @@ class Logic:
     @classmethod
     def start(cls, setting: Setting) -> Logic:
         """The model of a fresh pool."""
-        return cls(EMPTY, setting, {})
+        return _state(EMPTY, _one(setting))
 
     def menu(self) -> list[Command]:
         """Every command that makes sense, in canonical order; not to be changed."""
@@ -60,10 +66,32 @@ class Logic:
 
     def at(self, model: Model) -> Logic:
         """The state in which the model is this one."""
-        identity = model.identity
-        there = self._known.get(identity)
-        if there is None:
-            if len(self._known) >= MOST:
-                self._known.clear()
-            there = self._known[identity] = Logic(model, self._setting, self._known)
-        return there
+        return _state(model, self._setting)
+
+
+def _state(model: Model, setting: Setting) -> Logic:
+    """The one state of this model and setting, which must be the one of its kind."""
+    identity = (id(setting), *model.identity)
+    there = _STATES.get(identity)
+    if there is None:
+        if len(_STATES) >= MOST:
+            _STATES.clear()
+        there = _STATES[identity] = Logic(model, setting)
+    return there
+
+
+def _one(setting: Setting) -> Setting:
+    """The setting that stands for all that are equal to this one."""
+    identity = (
+        setting.geometry,
+        id(setting.declared),
+        setting.usable,
+        setting.requests,
+        setting.keeps_released,
+        setting.active,
+        setting.host_blocks,
+    )
+    if identity not in _SETTINGS and len(_SETTINGS) >= MOST_SETTINGS:
+        _STATES.clear()
+        _SETTINGS.clear()
+    return _SETTINGS.setdefault(identity, setting)

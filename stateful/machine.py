@@ -1,35 +1,35 @@
-"""The Hypothesis machine: random histories of any target, one rule for each command class.
+"""The Hypothesis machine: random histories of any target.
 
-The rules are made from the catalogue, so that a new ability changes nothing here.
+There is one rule, and which command it runs is drawn here. Of one rule for each kind Hypothesis
+turns off some in each history, whether or not what is left makes sense: with four kinds a third of
+all histories end at, or soon after, their first command.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from time import monotonic
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import hypothesis
 from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
-from hypothesis.strategies import DrawFn, SearchStrategy, composite, none, runner, sampled_from
+from hypothesis.strategies import DrawFn, SearchStrategy, composite, runner, sampled_from
 
-from pagedkv.abilities import AbilityName
 from pagedkv.specs.catalogue import PROPERTIES, offered, ops_of
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Property, Violation
 from pagedkv.specs.steps import Grant, Refuse, State
-from pagedkv.stateful.draws import Make, boundary_first, drivable
+from pagedkv.stateful.draws import MOST_TIMES, Make, boundary_first, drivable
 from pagedkv.stateful.settings import for_search, no_constants_of_others, settings_for
 from pagedkv.stateful.trust import System
 
@@ -86,12 +86,19 @@ class _Run:
     history: list[Command] = field(default_factory=list)
     histories: list[tuple[Geometry, list[Command]]] = field(default_factory=list)
     falsified: Falsified | None = None
+    _ops: tuple[str, ...] = ()
 
     def possible(self) -> tuple[Geometry, ...]:
         """The geometries to draw from. Raises CannotDrive if the target can have none."""
         if not self.geometries:
             self.geometries = drivable(self.make)
         return self.geometries
+
+    def ops(self) -> tuple[str, ...]:
+        """The ops of the core, and of the abilities that the worlds are made with."""
+        if not self._ops:
+            self._ops = ops_of(self.make(self.possible()[0]).setting.active)
+        return self._ops
 
     def judge_of(self, world: System) -> Judge:
         """The one judge."""
@@ -106,11 +113,13 @@ class _Run:
 
 
 class _Driver(RuleBasedStateMachine):
-    """What the rules call.
+    """What the rule calls.
 
     Invariant: `_candidates` are those of the world's model, by op; `offers` are the same, without
     wrong use right after wrong use. That has changed nothing, and half of all steps would be it.
-    `_ordered` are some of them as they are drawn from in the world's state.
+    `_ordered` are some of them as they are drawn from in the world's state. `muted` are ops that
+    this history does without where it can: rare states are reached by doing few things often
+    (Groce et al., Swarm Testing, ISSTA 2012).
     """
 
     run: ClassVar[_Run]
@@ -120,6 +129,8 @@ class _Driver(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.commands: list[Command] = []
+        self.muted = frozenset[str]()
+        self.ops: list[str] = []
         self.offers: Offers = {}
         self._candidates: Offers = {}
         self._ordered: Offers = {}
@@ -155,11 +166,22 @@ class _Driver(RuleBasedStateMachine):
         if isinstance(step.expected, Refuse):
             self.offers = _without_wrong_use(self.offers, world.state) or self.offers
 
-    def ordered(self, op: str) -> list[Command]:
-        """The commands of this op on offer, in the order to draw them from."""
+    def choices(self) -> int:
+        """How many numbers there are to draw a command with; 0 where none makes sense.
+
+        Settles which `ops` they stand for.
+        """
+        self.ops = [op for op in self.offers if op not in self.muted] or list(self.offers)
+        return len(self.ops) * MOST_TIMES * max(map(len, self.offers.values()), default=0)
+
+    def chosen(self, number: int) -> Command:
+        """The command that a number stands for: each op's first, then each op's second, ..."""
+        place, which = divmod(number, len(self.ops))
+        op = self.ops[which]
         if op not in self._ordered:
             self._ordered[op] = boundary_first(self.offers[op], self.world.state)
-        return self._ordered[op]
+        ordered = self._ordered[op]
+        return ordered[place % len(ordered)]
 
     def _fail_on(self, violations: list[Violation]) -> None:
         run = self.run
@@ -192,59 +214,49 @@ def _below(count: int) -> SearchStrategy[int]:
 
 
 @composite
-def _geometries(draw: DrawFn) -> Geometry:
-    """One number after the other, so that each can shrink for itself."""
+def _openings(draw: DrawFn) -> Geometry:
+    """A geometry, one number after the other so that each can shrink for itself.
+
+    Also draws what the history does without.
+    """
     machine: _Driver = draw(runner())
     left: Sequence[Geometry] = machine.run.possible()
     for name in ("num_blocks", "block_size", "head_dim"):
         values = sorted({getattr(geometry, name) for geometry in left})
         value = values[draw(_below(len(values)))]
         left = [geometry for geometry in left if getattr(geometry, name) == value]
+    quarters = draw(_below(4))  # so many of all ops are muted
+    machine.muted = frozenset(op for op in machine.run.ops() if draw(_below(4)) >= 4 - quarters)
     return left[0]
 
 
-@initialize(geometry=_geometries())
+@initialize(geometry=_openings())
 def start(self: _Driver, geometry: Geometry) -> None:
     """A fresh pool."""
     self.begin(geometry)
 
 
-def _stuck(machine: _Driver) -> bool:
-    return not machine.offers
-
-
-# Hypothesis takes the rule with the fewest arguments, then the first by name, for the simplest, and
-# shrinks badly where that one is never possible: so this one has an argument.
-@precondition(_stuck)
-@rule(over=none())
-def stop(self: _Driver, over: None) -> None:
-    """Where no command makes sense any more, the history is over."""
-
-
-def _rule_of(op: str, run: _Run) -> Callable[[_Driver, Command], None]:
-    def is_offered(machine: _Driver) -> bool:
-        return op in machine.offers
+def _apply(run: _Run) -> Callable[[_Driver, Command | None], None]:
+    """The one rule, printed as `apply(command=...)`."""
 
     @composite
-    def choices(draw: DrawFn) -> Command:
+    def commands(draw: DrawFn) -> Command | None:
+        # One number, though it says two things: a draw takes longer than a call of an allocator.
         assert run.driver is not None, "only what has begun offers any"
-        commands = run.driver.ordered(op)
-        return commands[draw(_below(len(commands)))]
+        choices = run.driver.choices()
+        return run.driver.chosen(draw(_below(choices))) if choices else None
 
-    def act(self: _Driver, command: Command) -> None:
-        self.act(command)
+    @rule(command=commands())
+    def apply(self: _Driver, command: Command | None) -> None:
+        """One call; where no command makes sense any more, nothing."""
+        if command is not None:
+            self.act(command)
 
-    act.__name__ = act.__qualname__ = op.replace("-", "_")
-    made: Callable[[_Driver, Command], None] = precondition(is_offered)(
-        rule(command=choices())(act)
-    )
-    return made
+    return apply
 
 
-def _machine(run: _Run, abilities: Set[AbilityName]) -> type[RuleBasedStateMachine]:
-    # A rule that is never possible would cost draws, and change what the others shrink to.
-    rules: Mapping[str, Any] = {f"rule_{op}": _rule_of(op, run) for op in ops_of(abilities)}
-    body = {"__module__": __name__, "run": run, "start": start, "stop": stop, **rules}
+def _machine(run: _Run) -> type[RuleBasedStateMachine]:
+    body = {"__module__": __name__, "run": run, "start": start, "apply": _apply(run)}
     return type("Machine", (_Driver,), body)
 
 
@@ -255,21 +267,19 @@ def machine_for(
     properties: Iterable[Property] = PROPERTIES.values(),
     look_past: Collection[str] = (),
     settings: hypothesis.settings | None = None,
-    abilities: Set[AbilityName] = frozenset(),
 ) -> type[RuleBasedStateMachine]:
     """A machine that drives what `make` makes, a World or two in lockstep; changes nothing.
 
     geometries: smallest first; none given is `tiny`, as far as the target can have them.
     look_past: redundant properties whose violations do not end a history.
-    settings: those of its `TestCase`; None is the quick profile. abilities: those whose commands
-    are tried; the worlds must be made with them too.
+    settings: those of its `TestCase`; None is the quick profile.
 
     Under pytest one name is enough, and two would run it twice:
 
         TestMyManager = machine_for(lambda geometry: World(MyManager, geometry)).TestCase
     """
     run = _Run(make, None, tuple(properties), frozenset(look_past), tuple(geometries))
-    machine = _machine(run, abilities)
+    machine = _machine(run)
     machine.TestCase.settings = settings_for("quick") if settings is None else settings
     return machine
 
@@ -312,7 +322,7 @@ def search(
     """
     deadline = None if seconds is None else monotonic() + seconds
     run = _Run(make, judge, (), frozenset(look_past), tuple(geometries), deadline)
-    machine = _machine(run, make(run.possible()[0]).setting.active)
+    machine = _machine(run)
     if seed is not None:
         machine = hypothesis.seed(seed)(machine)
     quiet = for_search(settings, derandomize=seed is None and settings.derandomize)

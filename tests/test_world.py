@@ -12,6 +12,7 @@ from pagedkv.specs.abilities.core import KINDS, Decode, Misuse, Prefill, Release
 from pagedkv.specs.properties import HOLDS
 from pagedkv.specs.rollback import judge_unchanged
 from pagedkv.specs.steps import NoBlocks, Raised, Refused
+from pagedkv.stateful.world import World
 
 EVERYTHING = (
     Prefill(0, 3),
@@ -200,3 +201,14 @@ def test_wrong_use_of_a_request_whose_table_is_not_shown_is_tried_all_the_same(w
     here.apply(Prefill(0, 1))
     here.apply(Prefill(1, 1))
     assert isinstance(here.apply(wrong).outcome, Refused)
+
+
+def test_worlds_of_one_kind_share_what_makes_sense_and_others_do_not():
+    one, other = world(KVCacheManager), world(KVCacheManager)
+    assert one.candidates() is other.candidates()
+    one.apply(Prefill(0, 3))
+    assert one.candidates() is not other.candidates()
+    other.apply(Prefill(0, 3))
+    assert one.candidates() is other.candidates()
+    fewer = World(KVCacheManager, one.setting.geometry, requests=1)
+    assert fewer.candidates() is not world(KVCacheManager).candidates()
