@@ -51,7 +51,9 @@ class ArrayKVCacheManager(BatchedCalls):
                 f"prefill of the handle of row {~name}, which was released; prefill a Request, "
                 f"or use prefill_rows"
             )
-        seq_len = as_int("seq_len", req.seq_len, minimum=1)
+        seq_len = req.seq_len
+        if type(seq_len) is not int or seq_len < 1:
+            seq_len = as_int("seq_len", seq_len, minimum=1)
         count, num_free = -(-seq_len // self.block_size), self._num_free
         left = num_free - count
         if left < 0:

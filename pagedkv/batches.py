@@ -56,7 +56,9 @@ class BatchedCalls(RowArrays):
         self._make_room(len(tokens), longest)
         rows_left = self._num_free_rows - len(tokens)
         rows = self._free_rows[rows_left : self._num_free_rows][::-1].astype(np.int64)
-        blocks = self._free[left : self._num_free][::-1]
+        # Side by side in memory, and of the type that they are written to: a third of the time.
+        blocks = self._free[left : self._num_free][::-1].copy()
+        entered = blocks.astype(np.int32)
         owners = np.repeat(rows.astype(np.int32), counts)
         entries = self._tables.reshape(-1)
         at = _runs(rows * self._tables.shape[1], counts)
@@ -65,7 +67,7 @@ class BatchedCalls(RowArrays):
         self._num_free_rows = rows_left
         self._num_free = left
         self._left_in = NOTHING_LEFT
-        entries[at] = blocks
+        entries[at] = entered
         self._owner[blocks] = owners
         self._counts[rows] = counts
         self._lengths[rows] = tokens
@@ -100,7 +102,7 @@ class BatchedCalls(RowArrays):
         counts = self._counts[which].astype(np.int64)
         # Each table backwards, so that its first block comes out first.
         last = which * self._tables.shape[1] + counts - 1
-        blocks = self._tables.reshape(-1)[_runs(last, counts, step=-1)]
+        blocks = self._tables.reshape(-1)[_runs_down(last, counts)]
         before, num_free = self._num_free, self._num_free + len(blocks)
         num_rows = self._num_free_rows + len(which)
         # Only assignments from here on.
@@ -149,10 +151,17 @@ def _like(given: AnyInts, result: Int64) -> AnyInts:
     return torch.from_numpy(result) if isinstance(given, torch.Tensor) else result
 
 
-def _runs(first: Int64, lengths: Int64, step: int = 1) -> Int64:
-    """first[i], first[i] + step, ...: lengths[i] numbers for each i, one run after another."""
-    starts = np.cumsum(lengths) - lengths
-    numbers = np.arange(int(lengths.sum()))
-    if step != 1:
-        numbers *= step
-    return np.repeat(first - step * starts, lengths) + numbers
+def _runs(first: Int64, lengths: Int64) -> Int64:
+    """first[i], first[i] + 1, ...: lengths[i] numbers for each i, one run after another."""
+    ends = np.cumsum(lengths)
+    runs = np.repeat(first - (ends - lengths), lengths)
+    runs += np.arange(len(runs))
+    return runs
+
+
+def _runs_down(last: Int64, lengths: Int64) -> Int64:
+    """last[i], last[i] - 1, ...: lengths[i] numbers for each i, one run after another."""
+    ends = np.cumsum(lengths)
+    runs = np.repeat(last + (ends - lengths), lengths)
+    runs -= np.arange(len(runs))
+    return runs

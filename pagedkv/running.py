@@ -27,6 +27,10 @@ class Tensors(NamedTuple):
 NONE: Int64 = np.empty(0, dtype=np.int64)
 """No positions."""
 
+ONE: Int64 = np.array(1)
+ONE32: Int32 = np.array(1, dtype=np.int32)
+"""numpy takes as long to convert a Python number as it takes to add it to a thousand others."""
+
 
 class RunningBatch:
     """The same rows of one manager, decoded again and again; made by `manager.batch(rows)`.
@@ -42,6 +46,7 @@ class RunningBatch:
         (_room[i] - _steps) % block_size == manager._counts[rows[i]] * block_size - seq_lens[i]
         _due[r] == the i with _room[i] == r, ascending; None until it is needed
         _longest == max(seq_lens), 0 for no rows
+        _width == the width of manager._tables
     """
 
     def __init__(self, manager: RowArrays, rows: Int64) -> None:
@@ -54,6 +59,8 @@ class RunningBatch:
         self.slot_mapping = np.empty(len(rows), dtype=np.int64)
         self._room = np.empty(0, dtype=np.int32)
         self._steps = self._longest = 0
+        self._size: Int64 = np.array(manager.block_size)
+        self._width: Int64 = np.array(0)
         self._due: dict[int, Int64] | None = None
         self._plain: list[tuple[int, Request]] = []
         self.tensors = Tensors(*map(torch.from_numpy, (rows, self.seq_lens, self.slot_mapping)))
@@ -87,13 +94,13 @@ class RunningBatch:
         # Only assignments from here on.
         if growth is not None:
             manager._num_free = growth.left
-            growth.entries[growth.at] = growth.blocks
-            manager._owner[growth.blocks] = growth.rows
+            growth.entries[growth.at] = growth.entered
+            manager._owner[growth.blocks] = growth.owners
             manager._counts[growth.rows] = growth.counts
-        self.slot_mapping += 1
+        self.slot_mapping += ONE
         if growth is not None:
             self.slot_mapping[full] = growth.slots
-        self.seq_lens += 1
+        self.seq_lens += ONE32
         self._steps += 1
         self._longest += 1
         manager._lengths[self._index] = self.seq_lens
@@ -117,23 +124,33 @@ class RunningBatch:
 
     def _growth(self, full: Int64) -> Growth:
         """What a decode takes for the rows at these positions, not yet taken."""
-        manager, size = self._manager, self._manager.block_size
+        manager = self._manager
         manager._settle()
         num_free = manager._num_free
         left = num_free - len(full)
         if left < 0:
             raise OutOfBlocks(None, len(full), num_free)
-        tables = manager._tables
-        if self._longest >= tables.shape[1] * size:
-            manager._make_room(0, self._longest // size + 1)
-            tables = manager._tables
-        blocks = manager._free[left:num_free][::-1]
+        if self._longest >= manager._tables.shape[1] * manager.block_size:
+            manager._make_room(0, self._longest // manager.block_size + 1)
+            self._width = np.array(manager._tables.shape[1])
+        blocks = manager._free[left:num_free][::-1].copy()
         rows = self.rows[full]
         counts = manager._counts[rows]
-        at = rows * tables.shape[1]
+        at = rows * self._width
         at += counts
-        counts += 1
-        return Growth(left, blocks, blocks * size, rows, counts, tables.reshape(-1), at)
+        counts += ONE32
+        fields = (
+            left,
+            blocks,
+            blocks * self._size,
+            blocks.astype(np.int32),
+            rows,
+            rows.astype(np.int32),
+            counts,
+            manager._tables.reshape(-1),
+            at,
+        )
+        return tuple.__new__(Growth, fields)  # a third of what Growth(...) takes
 
     def _read(self) -> None:
         """Read the numbers of these rows from the arrays; raises HoldsNothing for a free one."""
@@ -146,6 +163,7 @@ class RunningBatch:
         self._room = room
         self._steps, self._due = 0, None
         self._longest = int(lengths.max(initial=0))
+        self._width = np.array(manager._tables.shape[1])
         self.slot_mapping[:] = last
         self.slot_mapping *= manager.block_size
         self.slot_mapping += manager.block_size - 1 - room
@@ -164,12 +182,17 @@ class RunningBatch:
 
 
 class Growth(NamedTuple):
-    """The blocks that a decode takes, one for each of these rows, and where they go."""
+    """The blocks that a decode takes, one for each of these rows, and where they go.
+
+    `entered` and `owners` are `blocks` and `rows` of the type that they are written to.
+    """
 
     left: int
     blocks: Int64
     slots: Int64
+    entered: Int32
     rows: Int64
+    owners: Int32
     counts: Int32
     entries: Int32
     at: Int64
