@@ -69,7 +69,7 @@ class OneByOne:
         self.made += len(made)
         with self.clock():
             for request in made:
-                assert self.peer.admit(request)
+                assert self.peer.admit(request) is not False
         return made
 
     def decode(self, running: Sequence[Any]) -> None:
