@@ -45,6 +45,7 @@ def exit_code(report: TargetReport) -> int:
 # ---------------------------------------------------------------- right targets
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_right_target_passes_and_its_scope_is_exhausted():
     report = run(KVCacheManager, seconds=20.0)
     assert (report.verdict, report.reason, report.counterexamples) == ("passed", None, ())
@@ -55,6 +56,7 @@ def test_a_right_target_passes_and_its_scope_is_exhausted():
     assert report.coverage.scope.startswith("pools of up to 2 block(s), block sizes 1, 2, 3 req")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_two_right_targets_pass_in_lockstep():
     report = run(KVCacheManager, KVCacheManager, seconds=20.0)
     assert (report.verdict, verdicts(report)["lockstep"]) == ("passed", "passed")
@@ -68,6 +70,7 @@ def test_each_phase_of_the_search_is_told():
     assert phases[:2] == ["small pools", "small pools, released handles kept"]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_only_the_chosen_properties_are_judged():
     report = run(Boundary, properties=("conservation", "oom-hit"), seconds=6.0)
     assert verdicts(report) == {"conservation": "passed", "oom-hit": "passed"}
@@ -133,6 +136,7 @@ def test_each_property_that_a_random_history_breaks_has_its_counterexample():
 # ---------------------------------------------------------------- expected failures
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_an_expected_failure_passes_and_is_shown():
     report = run(keyed(WrongReport), seconds=20.0, expected={"report-agrees": "issue 9"})
     assert (report.verdict, exit_code(report)) == ("passed", 0)
@@ -278,6 +282,7 @@ class Drifts(SecondRelease):
     declares = declaring(meaningless={"releases": "a statistic"})
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_field_that_was_declared_meaningless_and_is_not_hides_nothing():
     report = run(Drifts, properties=("conservation",), seconds=20.0)
     assert report.verdict == "violated"

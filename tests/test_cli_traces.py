@@ -165,6 +165,7 @@ def test_a_program_that_a_trace_names_is_not_run(capsys):
 # ---------------------------------------------------------------- shrink
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_history_is_cut_down_and_written_as_a_trace(capsys):
     code, out, err = run(capsys, "shrink", "broken.jsonl", "-o", "short.jsonl")
     assert (code, err) == (1, "")

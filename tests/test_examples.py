@@ -58,6 +58,7 @@ def test_the_python_driver_passes():
     assert report.coverage.doubts == ()
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_fault_of_the_python_driver_is_found_in_two_commands():
     report = report_of(python_driver("--fault"))
     assert_shortest(report, "table-cover", Prefill(0, 1), Decode(0))

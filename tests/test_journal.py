@@ -133,6 +133,7 @@ def test_a_death_that_does_not_come_again_is_told_as_that(tmp_path, monkeypatch)
 # ---------------------------------------------------------------- hangs, memory, output
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_hanging_call_is_noticed_long_before_the_budget_is_over(monkeypatch):
     monkeypatch.setattr(processes, "CALL_SECONDS", 4.0)
     report = checked("hangs")

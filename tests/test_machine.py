@@ -440,6 +440,7 @@ for seed in (None, 0):
 LOADED_TOO = "\n".join(f"C{n} = {n}" for n in range(100, 300))
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_same_histories_come_whatever_the_hash_seed_ci_and_other_modules(tmp_path):
     (tmp_path / "loaded_too.py").write_text(LOADED_TOO)
     one = python(HISTORIES, tmp_path, PYTHONHASHSEED="1", CI="")
@@ -467,6 +468,7 @@ TestFaulty = machine_for(lambda geometry: World(Faulty, geometry)).TestCase
 """
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_test_case_fails_readably_on_a_fault_and_passes_without(tmp_path):
     (tmp_path / "test_mine.py").write_text(MODULE)
     done = subprocess.run(

@@ -89,6 +89,7 @@ def checked(names: Sequence[str], workers: int = 2) -> tuple[list[TargetReport],
     return run_all(names, resolve, PLAN, events.append, workers), events
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_target_that_dies_costs_no_other_and_reports_stand_in_the_given_order():
     names = ["dies", "exits", "crashes"]
     reports, events = checked(names)

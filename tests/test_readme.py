@@ -64,6 +64,7 @@ def without_counts(line: str) -> str:
     return re.sub(r"\d+ state\(s\) searched", "N states", line)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_example_is_right_once_it_is_mended(example):
     module = example / "mymodule.py"
     wrong = "(req.seq_len + 1) % self.block_size == 1"

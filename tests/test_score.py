@@ -272,6 +272,7 @@ class OneLife(KVCacheManager):
 
 
 @pytest.mark.parametrize("factory", [KeepsLast, SecondRelease, LosesResumed, OneLife])
+@pytest.mark.usefixtures("unmeasured")
 def test_the_first_violation_is_the_one_that_a_whole_campaign_shows(factory):
     first, whole = campaign(factory, "first"), campaign(factory, "all")
     assert first.verdict == whole.verdict == "violated"
@@ -327,6 +328,7 @@ def mutants_of(name: str):
     return target.factory
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_looking_for_the_first_violation_passes_a_right_manager_on_the_same_evidence():
     first, whole = campaign(KVCacheManager, "first"), campaign(KVCacheManager, "all")
     assert shown(first) == shown(whole) == []

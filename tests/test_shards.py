@@ -132,6 +132,7 @@ def test_a_shard_is_read_as_it_is_written():
     assert str(Shard(2, 4)) == "2 of 4"
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_another_process_divides_the_same_states():
     """Also where sets and texts have another order of their own."""
     pool = ["explore", "reference", "--blocks", "3", "--block-size", "2", "--depth", "3"]
@@ -338,6 +339,7 @@ def test_the_joined_campaign_says_what_the_whole_one_says(campaigns):
     assert list(told(joined(parts).targets[0])) == list(told(whole.targets[0]))
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_violation_of_a_shard_is_proven_over_the_whole_scope(campaigns):
     whole = example(campaigns(SmallRare, None))
     parts = all_shards(lambda shard: campaigns(SmallRare, shard), 2)

@@ -95,6 +95,7 @@ def test_a_fault_in_a_target_without_a_tensor_is_found(twin, broken, steps):
     assert steps == len(explored.found[broken].commands)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_target_without_a_tensor_and_one_with_agree():
     forks = SharedKVCacheManager.configured("fork")
     swaps = SharedArrayKVCacheManager.configured("swap")
@@ -279,6 +280,7 @@ def test_the_null_block_is_never_free_and_never_reused():
     assert here.state.seen.held == {-1, 0}
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_what_nobody_holds_may_be_forgotten_where_that_is_declared_and_no_more():
     def declared(kind):
         class Declared(kind):  # type: ignore[misc, valid-type]
