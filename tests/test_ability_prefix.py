@@ -94,10 +94,10 @@ def test_a_prompt_brings_its_request_and_takes_it_back():
 
 
 class Finds:
-    """A manager that found two tokens of every prompt."""
+    """A manager that found half of every prompt."""
 
-    def cached_tokens(self, _request):
-        return 2
+    def cached_tokens(self, request):
+        return request.prompt_len // 2
 
 
 @pytest.mark.parametrize("command", [Admit(0, (0,), 0), Prefill(0, 4), Resume(0)], ids=str)
@@ -242,8 +242,8 @@ def test_accepts_a_prompt_that_finds_nothing_where_nothing_is_indexed():
 def test_rejects_a_prompt_that_does_not_find_what_is_there(command, table, index, words):
     judgement = judge_found(admitted(command, table, index))
     assert message(judgement) == f"{command}: {words} of its prompt that the index had"
-    assert isinstance(judgement, Broken)
-    assert judgement.requests == (1,)
+    due = (0, 1) if index is BOTH else (0,)
+    assert Broken(message(judgement), due, (1,)) == judgement
 
 
 def test_what_stands_behind_a_gap_in_the_index_is_not_found():
@@ -396,6 +396,22 @@ def test_rejects_a_refusal_for_a_copy_that_nobody_needs():
     assert "needed(0) <= available(0), for others hold 0 of the blocks [0]" in message(judgement)
 
 
+def test_what_is_cut_once_more_needs_no_copy():
+    within = able("prefix", "truncate", size=3)
+    dense = after(within, Prefill(0, 3), Prefill(1, 4), Truncate(0, 2))
+    first = seen(within, dense, HELD, free_blocks=())
+    then = seen(within, after(within, Truncate(0, 1), start=dense), HELD, free_blocks=())
+    assert judge_counted(step(Truncate(0, 1), first, then)) is VACUOUS
+
+
+def test_what_growing_needs_is_not_judged_so_behind_a_window():
+    within = able("prefix", "truncate", "window", window=3)
+    dense = after(within, Prefill(0, 2), Prefill(1, 3), Truncate(0, 1))
+    first = seen(within, dense, HELD, free_blocks=())
+    grown = seen(within, after(within, Decode(0), start=dense), HELD, free_blocks=())
+    assert judge_counted(step(Decode(0), first, grown)) is VACUOUS
+
+
 def test_fewest_blocks_count_what_is_equal_once():
     assert blocks_due(CUT, CUTS) == 2
     assert blocks_due(after(CUTS, Decode(0), Decode(0), start=CUT), CUTS) == 2
@@ -543,7 +559,10 @@ def test_the_first_goal_is_a_prompt_whose_first_block_was_there():
     goal = PROPERTIES["prefix-hit"].expectation
     assert isinstance(goal, Sometimes)
     assert goal.reached(admitted(Prefill(1, 5), (0, 1, 2), BOTH))
+    assert goal.reached(admitted(Prefill(1, 4), (0, 2), BOTH))
     assert not goal.reached(admitted(Prefill(1, 5), (2, 3, 1), {}))
+    grown = seen(WITHIN, after(WITHIN, Decode(0), start=FOUR), {0: (0, 1, 2)})
+    assert not goal.reached(step(Decode(0), before(BOTH), grown))
     assert not goal.reached(refused(Prefill(1, 9), BOTH))
     first = before(BOTH)
     assert not goal.reached(step(Release(0), first, seen(WITHIN, EMPTY, {})))
