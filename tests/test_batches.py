@@ -549,6 +549,18 @@ def test_reading_into_a_wrong_out_is_refused(out):
         manager.get_physical_cache(request, out=out)
 
 
+@pytest.mark.parametrize("table", [[0, 4], [4, 0], [0, -1], [-1, 0], [0]], ids=str)
+def test_reading_a_wrong_table_into_out_is_refused(table):
+    manager = ArrayKVCacheManager(4, 2, 1)
+    request = Request(0, 3)
+    request.block_table = table
+    with pytest.raises(ValueError) as alone:  # noqa: PT011 - the words are compared below
+        manager.get_physical_cache(request)
+    with pytest.raises(ValueError) as into:  # noqa: PT011
+        manager.get_physical_cache(request, torch.empty(3, 1))
+    assert str(into.value) == str(alone.value)
+
+
 def test_reading_much_is_reading():
     manager = ArrayKVCacheManager(600, 16, 128)
     manager.physical_kv_cache.copy_(torch.rand(600, 16, 128))
