@@ -49,6 +49,8 @@ class RunningBatch:
         _width == the width of manager._tables
     """
 
+    _due: dict[int, Int64] | None
+
     def __init__(self, manager: RowArrays, rows: Int64) -> None:
         self._manager = manager
         self.rows = rows
@@ -57,12 +59,7 @@ class RunningBatch:
         self._index = slice(rows.item(0), rows.item(-1) + 1) if consecutive else rows
         self.seq_lens = np.empty(len(rows), dtype=np.int32)
         self.slot_mapping = np.empty(len(rows), dtype=np.int64)
-        self._room = np.empty(0, dtype=np.int32)
-        self._steps = self._longest = 0
         self._size: Int64 = np.array(manager.block_size)
-        self._width: Int64 = np.array(0)
-        self._due: dict[int, Int64] | None = None
-        self._plain: list[tuple[int, Request]] = []
         self.tensors = Tensors(*map(torch.from_numpy, (rows, self.seq_lens, self.slot_mapping)))
         self._read()
 

@@ -67,7 +67,7 @@ def name(tag: int, block_size: int) -> str:
     rest, extra = divmod(tag - 1, EXTRAS)
     code, offset = divmod(rest, block_size)
     bits = bin(code)[3:]
-    if code < 2 or not bits:
+    if code < 2:
         return f"{tag} (no token's tag)"
     position = (len(bits) - 1) * block_size + offset
     blocks = [bit + " 0" * (block_size - 1) for bit in bits[:-1]]

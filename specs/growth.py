@@ -17,26 +17,27 @@ from pagedkv.specs.steps import Grant
 
 
 def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
-    """Blocks due to grow to `after` tokens; lookahead blurs both ends. Changes nothing.
+    """Blocks due where a live request grows to `after` tokens; lookahead blurs both ends.
+
+    Changes nothing.
 
     What others may have found, the tables say and not the model: a tail that was cut out of a
     full block, which is copied then, as `prefix-counted` judges, and what a window leaves behind.
     """
     blocks_for, lookahead = setting.blocks_for, setting.declared.lookahead
-    before = len(model.live.get(request, ()))
+    before = len(model.live[request])
     need, perhaps = blocks_for(after) - blocks_for(before), 0
-    if setting.tracks_pages and before:
+    if setting.tracks_pages:
         gone = dead(model, setting, request, after)
         tail_stays = len(model.pages[request]) - 1 not in gone
         need += tail_stays and shares_tail(model, setting, request)
         if not model.grouping:  # What goes back inside a group is withheld.
             back = len(_given_back(model, request, gone))
             need, perhaps = need - back, back * setting.by_content
-    if setting.cuts_shared and before:
+    if setting.cuts_shared:
         perhaps += len(overwritten(setting, before, after))
         perhaps -= shares_tail(model, setting, request)
-    had = lookahead if before else 0
-    return Grant(low=max(0, need - had), high=max(0, need) + perhaps + lookahead)
+    return Grant(low=max(0, need - lookahead), high=max(0, need + perhaps) + lookahead)
 
 
 def overwritten(setting: Setting, before: int, after: int) -> range:

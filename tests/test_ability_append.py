@@ -62,6 +62,13 @@ def test_counts_go_to_the_next_block_one_beyond_what_is_free_and_beyond_the_pool
     assert {c.request for c in found} == {0}
 
 
+def test_what_its_last_block_has_room_for_is_counted_from_its_end():
+    within = able("append", blocks=2, size=3)
+    found = candidates(after(within, Prefill(0, 4)), within)
+    appends = [c.tokens for c in found if isinstance(c, Append)]
+    assert appends == [1, 2, 3, 9]  # The block is full at 2; 9 are more than the pool holds.
+
+
 def test_nothing_is_appended_where_that_is_not_tried():
     assert not [c for c in candidates(THREE, PLAIN) if isinstance(c, Append)]
     assert not [c for c in candidates(EMPTY, WITHIN) if isinstance(c, Append)]

@@ -18,6 +18,9 @@ from pagedkv.specs.abilities.prefix import (
     judge_counted,
     judge_found,
     judge_index,
+    judge_kept,
+    judge_published,
+    judge_whole,
 )
 from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import PROPERTIES, offered
@@ -25,7 +28,7 @@ from pagedkv.specs.content import tags_of
 from pagedkv.specs.growth import blocks_due
 from pagedkv.specs.model import EMPTY, POISON
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, Need, Sometimes
-from pagedkv.specs.steps import Grant, NoBlocks, Refused
+from pagedkv.specs.steps import DONE, Grant, NoBlocks, Refused
 from pagedkv.specs.tables import judge_unique
 
 WITHIN = able("prefix")
@@ -91,10 +94,10 @@ def test_a_prompt_brings_its_request_and_takes_it_back():
 
 
 class Finds:
-    """A manager that found two tokens of every prompt."""
+    """A manager that found half of every prompt."""
 
-    def cached_tokens(self, _request):
-        return 2
+    def cached_tokens(self, request):
+        return request.prompt_len // 2
 
 
 @pytest.mark.parametrize("command", [Admit(0, (0,), 0), Prefill(0, 4), Resume(0)], ids=str)
@@ -239,8 +242,8 @@ def test_accepts_a_prompt_that_finds_nothing_where_nothing_is_indexed():
 def test_rejects_a_prompt_that_does_not_find_what_is_there(command, table, index, words):
     judgement = judge_found(admitted(command, table, index))
     assert message(judgement) == f"{command}: {words} of its prompt that the index had"
-    assert isinstance(judgement, Broken)
-    assert judgement.requests == (1,)
+    due = (0, 1) if index is BOTH else (0,)
+    assert Broken(message(judgement), due, (1,)) == judgement
 
 
 def test_what_stands_behind_a_gap_in_the_index_is_not_found():
@@ -393,6 +396,22 @@ def test_rejects_a_refusal_for_a_copy_that_nobody_needs():
     assert "needed(0) <= available(0), for others hold 0 of the blocks [0]" in message(judgement)
 
 
+def test_what_is_cut_once_more_needs_no_copy():
+    within = able("prefix", "truncate", size=3)
+    dense = after(within, Prefill(0, 3), Prefill(1, 4), Truncate(0, 2))
+    first = seen(within, dense, HELD, free_blocks=())
+    then = seen(within, after(within, Truncate(0, 1), start=dense), HELD, free_blocks=())
+    assert judge_counted(step(Truncate(0, 1), first, then)) is VACUOUS
+
+
+def test_what_growing_needs_is_not_judged_so_behind_a_window():
+    within = able("prefix", "truncate", "window", window=3)
+    dense = after(within, Prefill(0, 2), Prefill(1, 3), Truncate(0, 1))
+    first = seen(within, dense, HELD, free_blocks=())
+    grown = seen(within, after(within, Decode(0), start=dense), HELD, free_blocks=())
+    assert judge_counted(step(Decode(0), first, grown)) is VACUOUS
+
+
 def test_fewest_blocks_count_what_is_equal_once():
     assert blocks_due(CUT, CUTS) == 2
     assert blocks_due(after(CUTS, Decode(0), Decode(0), start=CUT), CUTS) == 2
@@ -408,6 +427,131 @@ def test_requests_share_blocks_of_the_same_content_whole_or_cut():
     assert "but the tokens there are not the same" in message(judgement)
 
 
+# ---------------------------------------------------------------- what can be found afterwards
+
+
+def test_accepts_a_prompt_whose_full_blocks_are_found_in_its_own_blocks_or_in_others():
+    assert judge_published(admitted(Prefill(1, 5), (0, 1, 2), BOTH)) is HOLDS
+    assert judge_published(admitted(Prefill(1, 4), (0, 2), BOTH)) is HOLDS
+    assert judge_published(admitted(Prefill(1, 3), (0, 2), {"a": 0})) is HOLDS
+    assert judge_published(admitted(Prefill(1, 2), (2,), {"a": 0})) is HOLDS
+
+
+@pytest.mark.parametrize(
+    ("command", "table", "index", "block"),
+    [
+        (Prefill(1, 5), (0, 3, 2), {"a": 0}, 1),
+        (Prefill(1, 4), (0, 2), {"a": 0}, 1),
+        (Prefill(1, 4), (0, 1), {"b": 1}, 0),
+        (Admit(1, (1, 0), 0), (2,), BOTH, 0),
+        (Admit(1, (0, 0), 1), (2,), BOTH, 0),
+        (Prefill(1, 2), (2,), None, 0),
+    ],
+    ids=["between", "its last", "its first", "its only one", "under another key", "no index"],
+)
+def test_rejects_a_prompt_of_which_a_full_block_is_not_found(command, table, index, block):
+    expected = f"{command}: no key finds block {block} of the prompt, which is full"
+    judgement = judge_published(admitted(command, table, index))
+    assert Broken(expected, (table[block],), (1,)) == judgement
+
+
+def test_nothing_is_published_by_what_fills_no_block_of_a_new_prompt():
+    first = before({})
+    assert judge_published(admitted(Prefill(1, 1), (2,), {})) is VACUOUS
+    assert judge_published(step(Prefill(1, 4), first, first, outcome=OOM)) is VACUOUS
+    grown = seen(WITHIN, after(WITHIN, Decode(0), start=FOUR), {0: (0, 1, 2)})
+    assert judge_published(step(Decode(0), first, grown)) is VACUOUS
+
+
+OVER = after(WITHIN, Release(0), start=FOUR)
+LAST = {0: FOUR.live[0][1], 1: FOUR.live[0][3]}
+"""What the last slots of blocks 0 and 1 have."""
+
+
+def released(was, now, *, ends=LAST, outcome=DONE, withheld=None):
+    there = seen(WITHIN, OVER, {}, index=now, cached={*(now or ())}, ends=ends, withheld=withheld)
+    return step(Release(0), before(was), there, outcome=outcome)
+
+
+def test_accepts_a_release_after_which_the_same_is_found_whatever_the_block():
+    assert judge_kept(released(BOTH, BOTH)) is HOLDS
+    assert judge_kept(released(BOTH, {"a": 0, "c": 3}, ends={**LAST, 3: LAST[1]})) is HOLDS
+    assert judge_kept(released({"a": 0}, BOTH)) is HOLDS
+
+
+@pytest.mark.parametrize(
+    ("now", "block", "content"),
+    [({"a": 0}, 1, "3 of prompt 0 0 | 0 0"), ({"b": 1}, 0, "1 of prompt 0 0"), (None, 0, "1 of")],
+    ids=["the last", "the first", "all"],
+)
+def test_rejects_a_release_after_which_less_is_found(now, block, content):
+    judgement = judge_kept(released(BOTH, now))
+    words = f"release(0): block {block}, which ends in token {content}"
+    assert message(judgement).startswith(words)
+    assert message(judgement).endswith(", was found before, and nothing is now")
+    assert Broken(message(judgement), (block,)) == judgement
+
+
+def test_what_was_not_found_before_a_release_and_what_is_withheld_is_not_judged():
+    assert judge_kept(released({}, {})) is VACUOUS
+    assert judge_kept(released(BOTH, {}, outcome=Refused("no"))) is VACUOUS
+    assert judge_kept(released(BOTH, {}, withheld={0, 1})) is VACUOUS
+    gone = seen(WITHIN, OVER, {}, index={})
+    assert judge_kept(step(Prefill(0, 1), seen(WITHIN, OVER, {}, index=BOTH), gone)) is VACUOUS
+
+
+def test_what_somebody_still_holds_is_found_though_the_rest_may_be_forgotten():
+    within = able("prefix", forgets_unheld=True)
+    both = after(within, Prefill(0, 2), Prefill(1, 4))
+    first = seen(within, both, {0: (0,), 1: (0, 1)}, index=BOTH)
+    dense = after(within, Release(1), start=both)
+    for index, right in (({"a": 0}, True), ({}, False)):
+        judgement = judge_kept(step(Release(1), first, seen(within, dense, {0: (0,)}, index=index)))
+        assert (judgement is HOLDS) == right
+    nobody = after(within, Release(0), start=dense)
+    last = seen(within, dense, {0: (0,)}, index={"a": 0})
+    assert judge_kept(step(Release(0), last, seen(within, nobody, {}, index={}))) is VACUOUS
+
+
+THREES = able("prefix", "append", "truncate", blocks=4, size=3)
+
+
+def wrote(command, length, index, *, outcome=DONE):
+    """Request 0, of so many tokens in blocks of 3, grows into blocks 0, 1, 2."""
+    dense = after(THREES, Prefill(0, length))
+    first = seen(THREES, dense, {0: (0, 1, 2)})
+    then = dense if outcome is not DONE else command.advance(dense, THREES)
+    there = seen(THREES, then, {0: (0, 1, 2)}, index=index)
+    return step(command, first, there, outcome=outcome)
+
+
+def test_accepts_a_tail_that_is_not_found_and_full_blocks_that_are():
+    assert judge_whole(wrote(Decode(0), 4, {"a": 0})) is HOLDS
+    assert judge_whole(wrote(Append(0, 6), 1, {"a": 0, "b": 1})) is HOLDS
+    assert judge_whole(wrote(Decode(0), 4, {"a": 0, "c": 2})) is HOLDS
+    assert judge_whole(wrote(Decode(0), 4, None)) is HOLDS
+
+
+@pytest.mark.parametrize(
+    ("command", "length", "block"),
+    [(Decode(0), 1, 0), (Decode(0), 3, 1), (Decode(0), 4, 1), (Append(0, 6), 1, 2)],
+    ids=["the first", "begun", "further", "many"],
+)
+def test_rejects_a_tail_that_is_found_though_it_was_written_into(command, length, block):
+    expected = f"{command} wrote into block {block}, which is not full, and index[key] = {block}"
+    judgement = judge_whole(wrote(command, length, {"other": 3, "key": block}))
+    assert Broken(expected, (block,), (0,)) == judgement
+
+
+def test_a_tail_is_not_judged_where_it_is_full_new_or_was_not_written_into():
+    found = {"a": 0, "b": 1}
+    assert judge_whole(wrote(Decode(0), 5, found)) is VACUOUS
+    assert judge_whole(wrote(Decode(0), 4, found, outcome=OOM)) is VACUOUS
+    assert judge_whole(wrote(Truncate(0, 4), 5, found)) is VACUOUS
+    fresh = seen(THREES, after(THREES, Prefill(0, 4)), {0: (0, 1)}, index=found)
+    assert judge_whole(step(Prefill(0, 4), seen(THREES, EMPTY, {}), fresh)) is VACUOUS
+
+
 # ---------------------------------------------------------------- goals and needs
 
 
@@ -415,7 +559,10 @@ def test_the_first_goal_is_a_prompt_whose_first_block_was_there():
     goal = PROPERTIES["prefix-hit"].expectation
     assert isinstance(goal, Sometimes)
     assert goal.reached(admitted(Prefill(1, 5), (0, 1, 2), BOTH))
+    assert goal.reached(admitted(Prefill(1, 4), (0, 2), BOTH))
     assert not goal.reached(admitted(Prefill(1, 5), (2, 3, 1), {}))
+    grown = seen(WITHIN, after(WITHIN, Decode(0), start=FOUR), {0: (0, 1, 2)})
+    assert not goal.reached(step(Decode(0), before(BOTH), grown))
     assert not goal.reached(refused(Prefill(1, 9), BOTH))
     first = before(BOTH)
     assert not goal.reached(step(Release(0), first, seen(WITHIN, EMPTY, {})))

@@ -19,7 +19,7 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.lengths import judge_cover
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import HOLDS, Broken, Need, Sometimes
-from pagedkv.specs.steps import Grant
+from pagedkv.specs.steps import Grant, NoBlocks
 from pagedkv.stateful.explorer import Limits, explore
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.swift import SwiftWorld
@@ -161,7 +161,9 @@ def test_the_goal_of_a_ring_is_that_it_turned():
     three, four = after(RING, Prefill(0, 3)), after(RING, Prefill(0, 4))
     empty = seen(RING, after(RING), {})
     assert not goal.reached(step(Prefill(0, 3), empty, seen(RING, three, {0: (1, 2)})))
-    assert goal.reached(step(Prefill(0, 4), empty, seen(RING, four, {0: (1, 2)})))
+    turned = seen(RING, four, {0: (1, 2)})
+    assert goal.reached(step(Prefill(0, 4), empty, turned))
+    assert not goal.reached(step(Decode(0), turned, turned, outcome=NoBlocks("OOM")))
 
 
 def test_a_ring_is_asked_for_no_null_entries():

@@ -44,6 +44,14 @@ def test_rejects_a_null_entry_that_the_window_still_reads(dense, table, where):
     assert Broken(expected, (), (0,)) == judgement
 
 
+def test_what_no_token_to_come_reads_may_be_null_where_a_refusal_drops_it():
+    lenient = able("append", "window", blocks=6, window=3, drops_behind_window=True)
+    table = {0: (NULL, NULL, 2)}
+    assert "window(3) are read" in message(judge_kept(seen(WITHIN, SIX, table)))
+    assert judge_kept(seen(lenient, SIX, table)) is HOLDS
+    assert "window(2) are read" in message(judge_kept(seen(lenient, FIVE, table)))
+
+
 def test_nothing_to_judge_where_nobody_is_live_or_tables_are_shortened():
     assert judge_kept(seen(WITHIN, EMPTY, {})) is VACUOUS
     shortened = able("append", "window", window=3, null_block=None)
@@ -69,7 +77,8 @@ def test_rejects_a_call_that_keeps_what_it_leaves_behind():
 def test_what_an_append_takes_itself_goes_back_at_the_next_call():
     seven = Append(0, 5)
     assert judge_freed(grew((NULL, NULL, NULL, 3, 4), command=seven)) is HOLDS
-    assert judge_freed(grew((NULL, NULL, 2, 3, 4), command=seven)) is not HOLDS
+    late = judge_freed(grew((NULL, NULL, 2, 3, 4), command=seven))
+    assert message(late).startswith("append(0, 5): block_table[0][2] = 2 != -1: the window of 3")
     short = after(WITHIN, Prefill(0, 1))
     long = after(WITHIN, Append(0, 8), start=short)
     taken = seen(WITHIN, long, {0: (NULL, 1, 2, 3, 4)})

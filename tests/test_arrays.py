@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv import ArrayKVCacheManager, HoldsNothing, Owned, Request
+from pagedkv import ArrayKVCacheManager, HoldsNothing, Owned, Request, rows
 from pagedkv.arrays import NOBODY
 from pagedkv.rows import FEW, KEPT
 from test_managers import Nth, admit, key_of
@@ -120,6 +120,19 @@ def test_the_last_freed_blocks_come_first_in_the_order_of_their_table():
 # ------------------------------------------------------------------ arrays
 
 
+@pytest.mark.parametrize("count", [FEW - 1, FEW, FEW + 1, KEPT + 1])
+def test_large_tables_come_and_go_in_the_same_order(count):
+    manager = ArrayKVCacheManager(KEPT + 9, 1, 1)
+    small, large = admit(manager, 2, count)
+    assert (small.block_table, large.block_table) == ([0, 1], [*range(2, count + 2)])
+    manager.release_request(small)
+    manager.release_request(large)
+    invariants(manager)
+    large, small = admit(manager, count, 3)
+    assert (large.block_table, small.block_table) == ([*range(2, count + 2)], [0, 1, count + 2])
+    invariants(manager)
+
+
 def test_all_bookkeeping_is_int32_but_the_free_stack_which_is_an_index():
     manager = ArrayKVCacheManager(5, 1, 1)
     admit(manager, 3, 1)
@@ -150,6 +163,13 @@ def test_handles_get_plain_ints():
 def test_a_pool_that_int32_can_not_count_is_refused(num_blocks, block_size):
     with pytest.raises(ValueError, match=r"does not fit the int32 arrays, at most 2147483647"):
         ArrayKVCacheManager(num_blocks, block_size, 1)
+
+
+def test_a_pool_that_int32_can_just_count_is_made(monkeypatch):
+    monkeypatch.setattr(rows, "INT32_MAX", 8)
+    assert ArrayKVCacheManager(4, 2, 1).free_blocks == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"3 \* 3 does not fit the int32 arrays, at most 8"):
+        ArrayKVCacheManager(3, 3, 1)
 
 
 def test_a_pool_of_a_million_blocks_is_handed_out_in_one_call():
@@ -242,6 +262,19 @@ def test_the_tables_are_one_int32_tensor_that_follows_without_a_copy():
     assert tables.data_ptr() == manager.block_tables_tensor.data_ptr()
 
 
+@pytest.mark.parametrize("admits", ["one", "a batch"])
+def test_the_tensor_follows_a_table_that_just_fits(admits):
+    manager = ArrayKVCacheManager(4, 1, 1)
+    manager.release_rows(manager.prefill_rows(np.array([2, 1])))
+    tables = manager.block_tables_tensor
+    assert tables.shape == (2, 2)
+    if admits == "one":
+        admit(manager, 2)
+    else:
+        manager.prefill_rows(np.array([2, 2]))
+    assert np.shares_memory(tables.numpy(), manager.block_tables_tensor.numpy())
+
+
 def test_the_tensor_goes_stale_when_the_tables_grow():
     manager = ArrayKVCacheManager(8, 1, 1)
     (request,) = admit(manager, 1)
@@ -299,6 +332,14 @@ def test_a_state_key_does_not_depend_on_the_names_of_rows():
         by_id = sorted(live, key=lambda request: request.request_id)
         rows.add(tuple(manager.row_of(request) for request in by_id))
     assert max(len(rows) for rows in rows_by_key.values()) > 1
+
+
+def test_a_state_key_says_who_owns_a_block():
+    manager = ArrayKVCacheManager(3, 1, 1)
+    admit(manager, 1, 1)
+    before = manager.state_key({0: 0, 1: 1})
+    manager._owner[0] = manager._rows[1]
+    assert manager.state_key({0: 0, 1: 1}) != before
 
 
 def test_a_state_key_does_not_depend_on_the_room_there_is():

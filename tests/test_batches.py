@@ -19,6 +19,8 @@ from pagedkv import (
     Request,
 )
 from pagedkv.rows import RowHandle
+from pagedkv.rows import ints as as_int64
+from pagedkv.running import RunningBatch
 from pagedkv.stateful.profiles import FIXED, PROFILES
 from test_arrays import invariants
 from test_managers import Nth, admit, everything
@@ -169,6 +171,8 @@ def test_lengths_beyond_any_pool_are_out_of_blocks():
 WRONG = [
     ([0, 1, 0], MisuseError, "a batch in which row 0 stands twice"),
     ([1, 0, 1], MisuseError, "a batch in which row 1 stands twice"),
+    ([0, 0], MisuseError, "a batch in which row 0 stands twice"),
+    ([0, 1, 1], MisuseError, "a batch in which row 1 stands twice"),
     ([0, 2], HoldsNothing, "of row 2, which is not live"),
     ([0, 3], HoldsNothing, "of row 3, which is not live"),
     ([0, 4], HoldsNothing, "of row 4, which is not live"),
@@ -476,6 +480,31 @@ def test_many_rows_come_at_once_the_free_ones_first():
     invariants(manager)
 
 
+def test_a_batch_takes_the_last_block():
+    manager = ArrayKVCacheManager(3, 1, 1)
+    batch = manager.batch(rows_of(manager, 1, 1))
+    with pytest.raises(OutOfBlocks):
+        batch.decode()
+    manager.release_rows(ints(1))
+    one = manager.batch(ints(0))
+    assert one.decode().tolist() == [1]
+    assert one.decode().tolist() == [2]
+    assert manager.free_blocks == []
+
+
+def test_a_batch_that_nothing_comes_between_is_read_once(monkeypatch):
+    manager = ArrayKVCacheManager(6, 2, 1)
+    batch = manager.batch(rows_of(manager, 1, 2))
+    monkeypatch.delattr(RunningBatch, "_read")
+    assert batch.decode().tolist() == [1, 4]
+    assert batch.decode().tolist() == [6, 5]
+
+
+@pytest.mark.parametrize("given", [ints(3, 1), torch.tensor([3, 1])], ids=["array", "tensor"])
+def test_int64_is_used_as_it_is(given):
+    assert np.shares_memory(as_int64("rows", given), np.asarray(given))
+
+
 def test_a_prepared_batch_lives_through_growth():
     manager = ArrayKVCacheManager(64, 1, 1)
     batch = manager.batch(rows_of(manager, 1, 2))
@@ -520,6 +549,18 @@ def test_reading_into_a_wrong_out_is_refused(out):
         manager.get_physical_cache(request, out=out)
 
 
+@pytest.mark.parametrize("table", [[0, 4], [4, 0], [0, -1], [-1, 0], [0]], ids=str)
+def test_reading_a_wrong_table_into_out_is_refused(table):
+    manager = ArrayKVCacheManager(4, 2, 1)
+    request = Request(0, 3)
+    request.block_table = table
+    with pytest.raises(ValueError) as alone:  # noqa: PT011 - the words are compared below
+        manager.get_physical_cache(request)
+    with pytest.raises(ValueError) as into:  # noqa: PT011
+        manager.get_physical_cache(request, torch.empty(3, 1))
+    assert str(into.value) == str(alone.value)
+
+
 def test_reading_much_is_reading():
     manager = ArrayKVCacheManager(600, 16, 128)
     manager.physical_kv_cache.copy_(torch.rand(600, 16, 128))
@@ -535,6 +576,13 @@ def test_a_row_beyond_all_rows_has_no_handle():
         manager.handle(len(manager._lengths))
     with pytest.raises(ValueError, match=r"^row must be >= 0, got -1$"):
         manager.handle(-1)
+
+
+@pytest.mark.parametrize("call", ["decode_rows", "batch"])
+def test_a_decode_of_a_row_that_is_not_live_says_so(call):
+    manager = ArrayKVCacheManager(4, 2, 1)
+    with pytest.raises(HoldsNothing, match=r"^decode of row 0, which is not live"):
+        getattr(manager, call)(ints(0))
 
 
 def test_a_mapping_of_a_row_that_is_not_live_says_so():

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from builders import handle, setting, state, step
+from able import able, after, seen
+from builders import handle, report, setting, state, step
 from pagedkv import Declarations
 from pagedkv.declarations import NOT_TRIED
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release
-from pagedkv.specs.catalogue import ABILITIES, PROPERTIES, offered
+from pagedkv.specs.abilities.swap import SwapOut
+from pagedkv.specs.catalogue import ABILITIES, PROPERTIES, candidates, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.lockstep import LOCKSTEP
+from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.properties import Broken, EveryState, EveryStep, Need, Property, Violation
-from pagedkv.specs.steps import Refused
+from pagedkv.specs.steps import DONE, NoBlocks, Refused, State
 
 EVERYTHING = frozenset(Need)
 FRESH, ONE = state({}, {}), state({0: 3}, {0: (0, 1)})
@@ -64,8 +69,8 @@ def test_a_vacuous_property_does_not_end_the_judging():
 
 def test_each_judgement_counts():
     here = judge("conservation", "answered")
-    for seen in (FRESH, LEAKED, ONE):
-        here.state(seen)
+    for there in (FRESH, LEAKED, ONE):
+        here.state(there)
     for _ in range(2):
         here.step(GROWN)
     assert here.evaluations == {"conservation": 3, "answered": 2}
@@ -256,3 +261,61 @@ def test_a_right_history_breaks_nothing_in_the_whole_catalogue():
     for moved in history:
         found += here.step(moved) + here.reached(moved)
     assert [v for v in found if v.property.id != "rollback"] == []
+
+
+# ---------------------------------------------------------------- what a target does not show
+
+
+def hidden(within: Setting, dense: Model) -> State:
+    """A target that shows no table of any live request, and blocks of nobody else's."""
+    told = {r: report(len(tags), (), within) for r, tags in dense.live.items()}
+    there = {
+        "num_free": 4,
+        "ref_counts": {},
+        "reverse_map": (),
+        "capacities": {},
+        "pending": {},
+        "index": {"a": 0},
+        "cached": {0},
+        "eviction_order": (0,),
+        "swapped": dict.fromkeys(dense.swapped, ()),
+        "host_free": tuple(range(within.host_blocks)),
+    }
+    withheld = frozenset() if dense.grouping else None
+    return seen(within, dense, {}, ends={0: 1.0}, reports=told, withheld=withheld, **there)
+
+
+SHARING = able(
+    *("append", "fork", "group", "prefix", "swap", "truncate"),
+    host=4,
+    evicts="lru-tail-first",
+)
+BEHIND = [
+    able("append", "window", window=3),
+    able("append", "window", window=3, ring=True, null_block=None),
+]
+
+
+@pytest.mark.parametrize("within", [SHARING, *BEHIND], ids=["sharing", "null entries", "ring"])
+@pytest.mark.parametrize("outcome", [DONE, NoBlocks("OOM")], ids=["granted", "refused"])
+def test_every_property_judges_a_target_that_shows_no_table(within, outcome):
+    dense = after(within, Prefill(0, 3), Prefill(1, 4))
+    if "swap" in within.active:
+        dense = after(within, SwapOut(1), start=dense)
+    alone = {Need.PEER, Need.FAULTS}
+    tried = [prop for prop in PROPERTIES.values() if not prop.needs & alone]
+    judged = Counter[str]()
+    for command in candidates(dense, within):
+        if command.op == "misuse":
+            continue
+        then = hidden(within, command.advance(dense, within) if outcome is DONE else dense)
+        made = step(command, hidden(within, dense), then, outcome=outcome)
+        for prop in tried:
+            due = prop.expectation
+            if isinstance(due, EveryStep):
+                judged[prop.id] += isinstance(due.judge(made), Broken)
+            elif isinstance(due, EveryState):
+                judged[prop.id] += isinstance(due.judge(made.after), Broken)
+            else:
+                assert due.reached(made) in (True, False)
+    assert judged["table-cover"]

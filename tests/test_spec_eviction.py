@@ -13,7 +13,7 @@ from pagedkv.specs.abilities.swap import SwapOut
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.eviction import judge_order
 from pagedkv.specs.model import EMPTY
-from pagedkv.specs.properties import HOLDS, VACUOUS, EveryStep, Need
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Need
 from pagedkv.specs.rollback import judge_unchanged
 from pagedkv.specs.steps import NoBlocks
 
@@ -93,6 +93,19 @@ def test_rejects_another_than_the_first(command, was, table, now, words):
     assert message(judgement).startswith(f"{command} {words}")
 
 
+def test_a_wrong_eviction_names_the_order_and_both_blocks():
+    first = "the first of eviction_order = [2, 1, 0]"
+    judgement = judge_order(admits(OTHER, (2, 1, 0), (0,), (2, 1)))
+    assert Broken(f"{OTHER} evicted [0] != [2], {first}", (0, 2)) == judgement
+    judgement = judge_order(admits(Prefill(1, 3), (2, 1, 0), (0, 1), (2,)))
+    words = f"prefill(1, 3) evicted [1] != [2], {first} without [0], which it found"
+    assert Broken(words, (1, 2)) == judgement
+
+
+def test_every_leading_block_that_a_prompt_finds_is_no_eviction():
+    assert judge_order(admits(Prefill(1, 5), (2, 3, 1, 0), (0, 1, 2), (3,))) is HOLDS
+
+
 def lets_go(now, was=(3,), within=WITHIN):
     first = cached(*was, dense=THREE, tables={0: (0, 1, 2)}, within=within)
     return step(Release(0), first, cached(*now, dense=GONE, within=within))
@@ -103,9 +116,15 @@ def test_what_is_let_go_stands_behind_all_others_the_last_logical_block_first():
     assert judge_order(lets_go((3, 2, 0))) is HOLDS
     for now in ((3, 0, 1, 2), (2, 1, 0, 3), (2, 3, 1, 0)):
         judgement = judge_order(lets_go(now))
-        assert message(judgement) == (
-            f"release(0): eviction_order after = {list(now)} != [3, 2, 1, 0], with [3] before"
-        )
+        words = f"release(0): eviction_order after = {list(now)} != [3, 2, 1, 0], with [3] before"
+        assert Broken(words, now) == judgement
+
+
+def test_the_last_logical_block_is_meant_whatever_its_number():
+    first = cached(3, dense=THREE, tables={0: (1, 2, 0)})
+    for now, right in (((3, 0, 2, 1), True), ((3, 2, 1, 0), False)):
+        judgement = judge_order(step(Release(0), first, cached(*now, dense=GONE)))
+        assert (judgement is HOLDS) == right
 
 
 def test_within_one_request_any_order_will_do_where_only_lru_is_declared():
@@ -147,7 +166,7 @@ def test_growing_evicts_the_first_too():
 def test_the_order_is_that_of_the_cached_blocks():
     wrong = seen(WITHIN, GONE, {}, cached={0, 1}, eviction_order=(1,), ends=ENDS)
     judgement = judge_order(step(Release(0), cached(dense=THREE, tables={0: (0, 1)}), wrong))
-    assert message(judgement) == "eviction_order = [1], but cached = {0, 1}"
+    assert Broken("eviction_order = [1], but cached = {0, 1}", (1,)) == judgement
 
 
 def test_nothing_to_judge_where_nothing_is_cached_or_granted():

@@ -211,7 +211,7 @@ def _judge_growth(step: Step) -> Judgement:
     own, setting, model = step.command.request, step.after.setting, step.before.model
     before = len(model.live.get(own, ()))
     after = len(step.command.advance(model, setting).live.get(own, ()))
-    grows = 0 < before < after and setting.cuts_shared
+    grows = before < after and setting.cuts_shared
     if not grows or setting.declared.window is not None:
         return VACUOUS
     tables, written = step.before.seen.tables, overwritten(setting, before, after)
