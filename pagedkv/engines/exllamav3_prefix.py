@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pagedkv.adapter import Adapter, plain, told_apart
 from pagedkv.engines.exllamav3 import DECLARES, ExLlamaV3PageTable
-from pagedkv.engines.exllamav3_headless import PAGE_SIZE, is_content_hash, is_whole
+from pagedkv.engines.exllamav3_headless import PAGE_SIZE, faces, is_content_hash, is_whole
 from pagedkv.protocol import Request, Snapshot
 
 
@@ -41,12 +41,21 @@ class ExLlamaV3Prefix(ExLlamaV3PageTable):
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on: the same, and all that a prompt is compared with."""
         pages = self._engine.pagetable.all_pages
-        hashes = [key for page in pages for key in (page.phash, page.prev_hash)]
+        every = [faces(page) for page in pages]
+        hashes = [key for own in every for face in own for key in (face.hash, face.parent)]
+        filled = [max(face.filled for face in own) for own in every]
         return (
             *self.pages_key(names),
             *plain([key if key and is_content_hash(key) else None for key in hashes]),
-            *plain([page.sequence[0, : page.kv_position].numpy().tobytes() for page in pages]),
+            *(
+                page.sequence[0, :n].numpy().tobytes()
+                for page, n in zip(pages, filled, strict=True)
+            ),
         )
+
+    def to_be_found(self, filled: int) -> int:
+        """As many tokens of a prompt may be found as are there."""
+        return filled
 
     clone = Adapter.twin
 
@@ -58,6 +67,13 @@ class ExLlamaV3Partly(ExLlamaV3Prefix):
     """
 
     state_key, clone = ExLlamaV3Prefix.state_key, Adapter.twin
+
+    def allocate_for_prefill(self, req: Request) -> bool:
+        """With the forward pass of the prompt: what is found is copied just before it."""
+        if not super().allocate_for_prefill(req):
+            return False
+        self.prefilled(self.live[req])
+        return self.granted(req)
 
     def cached_tokens(self, req: Request) -> int:
         copied: int = self.live[req].cached_tokens
