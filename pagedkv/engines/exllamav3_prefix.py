@@ -17,10 +17,25 @@ class ExLlamaV3Prefix(ExLlamaV3PageTable):
     Tokens that are found in a page that is not whole are counted as computed again.
     """
 
-    declares = replace(DECLARES, abilities=frozenset({"prefix"}))
+    declares = replace(
+        DECLARES,
+        abilities=frozenset({"prefix"}),
+        publishes_at_once=True,
+        because={
+            **DECLARES.because,
+            "publishes_at_once": "PageTable.allocate_pages: add_ref_clear gives a page its hash",
+        },
+    )
 
     def _tokens(self, req: Request) -> list[int]:
         return told_apart(req)
+
+    def allocate_for_prefill(self, req: Request) -> bool:
+        """With the forward pass of the prompt: what is found is copied just before it."""
+        if not super().allocate_for_prefill(req):
+            return False
+        self.prefilled(self.live[req])
+        return self.granted(req)
 
     def cached_tokens(self, req: Request) -> int:
         found: int = self.live[req].cached_pages * PAGE_SIZE
@@ -67,13 +82,6 @@ class ExLlamaV3Partly(ExLlamaV3Prefix):
     """
 
     state_key, clone = ExLlamaV3Prefix.state_key, Adapter.twin
-
-    def allocate_for_prefill(self, req: Request) -> bool:
-        """With the forward pass of the prompt: what is found is copied just before it."""
-        if not super().allocate_for_prefill(req):
-            return False
-        self.prefilled(self.live[req])
-        return self.granted(req)
 
     def cached_tokens(self, req: Request) -> int:
         copied: int = self.live[req].cached_tokens
