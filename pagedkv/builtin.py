@@ -307,7 +307,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "transformers-sectors",
-        "pagedkv.engines.transformers_paged:TransformersSectors",
+        "pagedkv.engines.transformers_sectors:TransformersSectors",
         "The same, with two blocks in a sector.",
         "transformers.generation.continuous_batching",
         _TRANSFORMERS,
