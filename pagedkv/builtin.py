@@ -230,7 +230,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "lmdeploy-turns",
-        "pagedkv.engines.lmdeploy_trie:LmdeployTurns",
+        "pagedkv.engines.lmdeploy_turns:LmdeployTurns",
         "The same with sessions that go on after their first answer.",
         "lmdeploy.pytorch.paging.block_trie",
         LMDEPLOY,
