@@ -230,7 +230,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "lmdeploy-turns",
-        "pagedkv.engines.lmdeploy_trie:LmdeployTurns",
+        "pagedkv.engines.lmdeploy_turns:LmdeployTurns",
         "The same with sessions that go on after their first answer.",
         "lmdeploy.pytorch.paging.block_trie",
         LMDEPLOY,
@@ -307,7 +307,7 @@ BUILTINS: tuple[Builtin, ...] = (
     ),
     Builtin(
         "transformers-sectors",
-        "pagedkv.engines.transformers_paged:TransformersSectors",
+        "pagedkv.engines.transformers_sectors:TransformersSectors",
         "The same, with two blocks in a sector.",
         "transformers.generation.continuous_batching",
         _TRANSFORMERS,

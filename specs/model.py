@@ -66,7 +66,10 @@ class Setting:
     tracks_pages: bool = field(init=False, repr=False, compare=False)
     """Whether the number of blocks due depends on more than lengths."""
     names: int = field(init=False, repr=False, compare=False)
-    """How many request names there are: a fork keeps tokens of a name that was given up."""
+    """How many request names there are: where forks are tried, tokens outlive their name.
+
+    Tokens that are known by what they are have no name to outlive.
+    """
     capacity: int = field(init=False, repr=False, compare=False)
     """Tokens that fit into the usable blocks."""
     widest: int = field(init=False, repr=False, compare=False)
@@ -85,7 +88,8 @@ class Setting:
         put(self, "shares", self.by_content or "fork" in can)
         put(self, "cuts_shared", self.by_content and "truncate" in can)
         put(self, "tracks_pages", "fork" in can or any(self.declared.each_window))
-        put(self, "names", self.requests * 2 if "fork" in can else self.requests)
+        outlive = "fork" in self.active and not self.by_content
+        put(self, "names", self.requests * 2 if outlive else self.requests)
         put(self, "capacity", len(self.usable) * self.geometry.block_size)
         put(self, "widest", max(window or 0 for window in self.declared.each_window))
         put(self, "stride", self.capacity + self.widest + 2)

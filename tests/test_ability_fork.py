@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from able import NULL, PLAIN, able, after, named, said, seen
@@ -131,6 +133,12 @@ def test_a_name_that_a_fork_has_tokens_of_is_not_given_out():
     over = after(within, Release(2), start=grown).without_released()
     assert free_name(over, within) == 0
     assert outlived(over, within, ()) == ()
+
+
+def test_no_name_is_outlived_where_forks_are_not_tried_or_tokens_are_known_by_content():
+    forks = able("fork", requests=2)
+    assert replace(forks, active=frozenset()).names == 2
+    assert able("fork", "prefix", requests=2).names == 2
 
 
 def test_where_all_names_are_taken_no_new_request_comes():

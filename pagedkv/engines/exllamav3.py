@@ -15,8 +15,10 @@ from pagedkv.adapter import Adapter, plain
 from pagedkv.declarations import NOT_TRIED, Declarations, Raises, Returns
 from pagedkv.engines.exllamav3_headless import (
     PAGE_SIZE,
+    Face,
     Headless,
     Job,
+    faces,
     is_content_hash,
 )
 from pagedkv.protocol import Request, Snapshot
@@ -67,11 +69,7 @@ class ExLlamaV3PageTable(Adapter[Job]):
 
     def allocate_for_prefill(self, req: Request) -> bool:
         job = self._engine.start(self._tokens(req))
-        if job is None:
-            return False
-        while not job.is_prefill_done():  # all of the prompt but its last token
-            job.prefill([])
-        return self.holds(req, job)
+        return job is not None and self.holds(req, job)
 
     def allocate_for_decode(self, req: Request) -> bool:
         (sequence,) = self.live[req].sequences
@@ -81,8 +79,9 @@ class ExLlamaV3PageTable(Adapter[Job]):
         return self.granted(req, 1)
 
     def computed(self, req: Request) -> None:
-        """The forward pass of the last token, as `iterate_gen` does it."""
+        """The forward passes, as `iterate_gen` does them: of a prompt, then of its last token."""
         job = self.live[req]
+        self.prefilled(job)
         (sequence,) = job.sequences
         page = sequence.allocated_pages[sequence.kv_position // PAGE_SIZE]
         page.sequence[:, page.kv_position] = sequence.sequence_ids.torch()[0, -1]
@@ -92,6 +91,12 @@ class ExLlamaV3PageTable(Adapter[Job]):
         if sequence.kv_position % PAGE_SIZE == 0:
             job.hash_completed_page(sequence, sequence.kv_position // PAGE_SIZE - 1)
         self.granted(req)
+
+    @staticmethod
+    def prefilled(job: Job) -> None:
+        """All of a prompt is there but its last token."""
+        while not job.is_prefill_done():
+            job.prefill([])
 
     def release_request(self, req: Request) -> None:
         self._engine.cancel(self.lets_go(req))
@@ -118,30 +123,29 @@ class ExLlamaV3PageTable(Adapter[Job]):
     def pages_key(self, names: Mapping[int, int]) -> tuple[Hashable, ...]:
         """The key; of the hashes only which page each of them names, of times only the order."""
         table, pages = self._engine.pagetable, self._engine.pagetable.all_pages
-        serials = sorted({s for p in pages for s in (p.access_serial, p.access_serial_revert)})
         at = {page.phash: i for i, page in enumerate(pages)}
+        every = [faces(page) for page in pages]
+        serials = sorted({face.serial for own in every for face in own})
 
-        def face(known: bytes, before: bytes | None, serial: int, filled: int) -> Hashable:
-            parent = None if before is None else at.get(before, -1)
-            return is_content_hash(known), parent, serials.index(serial), filled
+        def shown(face: Face) -> Hashable:
+            parent = None if face.parent is None else at.get(face.parent, -1)
+            found = self.to_be_found(face.filled)
+            return is_content_hash(face.hash), parent, serials.index(face.serial), found
 
         return plain(
             [
                 (
-                    *(page.page_index, page.ref_count, at[page.phash]),
-                    face(page.phash, page.prev_hash, page.access_serial, page.kv_position),
-                    page.can_revert
-                    and face(
-                        page.phash_revert,
-                        page.prev_hash_revert,
-                        page.access_serial_revert,
-                        page.kv_position_revert,
-                    ),
+                    *(page.page_index, at[page.phash], page.ref_count),
+                    *(page.ref_count and page.kv_position, *map(shown, own)),
                 )
-                for page in pages
+                for page, own in zip(pages, every, strict=True)
             ],
             sorted(at.get(key, -1) for key in table.referenced_pages),
             sorted(at.get(key, -1) for key in table.unreferenced_pages),
             min(table.access_serial - table.last_defrag_serial, 8 * table.max_pages),
             self.live_key(names, lambda req: self.live[req].sequences[0].kv_position),
         )
+
+    def to_be_found(self, filled: int) -> int:
+        """What the tokens in a page that nobody holds still mean: that it is not empty."""
+        return min(filled, 1)

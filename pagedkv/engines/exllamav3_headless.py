@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,7 +41,7 @@ from exllamav3.generator.job import Job  # noqa: E402
 from exllamav3.generator.pagetable import CachePage, PageTable, is_content_hash  # noqa: E402
 from exllamav3.generator.sampler import DefaultSampler  # noqa: E402
 
-__all__ = ["PAGE_SIZE", "Headless", "Job", "is_content_hash", "is_whole"]
+__all__ = ["PAGE_SIZE", "Face", "Headless", "Job", "faces", "is_content_hash", "is_whole"]
 
 SAMPLER = DefaultSampler()
 """One for all jobs: making one takes half as long as the rest of a job."""
@@ -98,6 +98,24 @@ class Pages:
     def copy_page(self, target: Pages, source: int, to: int, tokens: int) -> None:
         """Copy the first tokens of a page, as `CacheLayer_fp16` does."""
         target.tensor[to, :tokens] = self.tensor[source, :tokens]
+
+
+class Face(NamedTuple):
+    """What a page is found by and evicted by."""
+
+    hash: bytes
+    parent: bytes | None
+    serial: int
+    filled: int
+
+
+def faces(page: CachePage) -> list[Face]:
+    """What a page is now, and then what it is again if it is given back unwritten."""
+    now = Face(page.phash, page.prev_hash, page.access_serial, page.kv_position)
+    if not page.can_revert:
+        return [now]
+    was = (page.phash_revert, page.prev_hash_revert)
+    return [now, Face(*was, page.access_serial_revert, page.kv_position_revert)]
 
 
 def is_whole(page: CachePage) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pagedkv.adapter import Adapter, plain, told_apart
 from pagedkv.engines.exllamav3 import DECLARES, ExLlamaV3PageTable
-from pagedkv.engines.exllamav3_headless import PAGE_SIZE, is_content_hash, is_whole
+from pagedkv.engines.exllamav3_headless import PAGE_SIZE, faces, is_content_hash, is_whole
 from pagedkv.protocol import Request, Snapshot
 
 
@@ -17,10 +17,25 @@ class ExLlamaV3Prefix(ExLlamaV3PageTable):
     Tokens that are found in a page that is not whole are counted as computed again.
     """
 
-    declares = replace(DECLARES, abilities=frozenset({"prefix"}))
+    declares = replace(
+        DECLARES,
+        abilities=frozenset({"prefix"}),
+        publishes_at_once=True,
+        because={
+            **DECLARES.because,
+            "publishes_at_once": "PageTable.allocate_pages: add_ref_clear gives a page its hash",
+        },
+    )
 
     def _tokens(self, req: Request) -> list[int]:
         return told_apart(req)
+
+    def allocate_for_prefill(self, req: Request) -> bool:
+        """With the forward pass of the prompt: what is found is copied just before it."""
+        if not super().allocate_for_prefill(req):
+            return False
+        self.prefilled(self.live[req])
+        return self.granted(req)
 
     def cached_tokens(self, req: Request) -> int:
         found: int = self.live[req].cached_pages * PAGE_SIZE
@@ -41,12 +56,21 @@ class ExLlamaV3Prefix(ExLlamaV3PageTable):
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on: the same, and all that a prompt is compared with."""
         pages = self._engine.pagetable.all_pages
-        hashes = [key for page in pages for key in (page.phash, page.prev_hash)]
+        every = [faces(page) for page in pages]
+        hashes = [key for own in every for face in own for key in (face.hash, face.parent)]
+        filled = [max(face.filled for face in own) for own in every]
         return (
             *self.pages_key(names),
             *plain([key if key and is_content_hash(key) else None for key in hashes]),
-            *plain([page.sequence[0, : page.kv_position].numpy().tobytes() for page in pages]),
+            *(
+                page.sequence[0, :n].numpy().tobytes()
+                for page, n in zip(pages, filled, strict=True)
+            ),
         )
+
+    def to_be_found(self, filled: int) -> int:
+        """As many tokens of a prompt may be found as are there."""
+        return filled
 
     clone = Adapter.twin
 

@@ -24,8 +24,8 @@ from lmdeploy.pytorch.paging.block_manager import DefaultBlockManager, base_bloc
 from lmdeploy.pytorch.paging.block_trie.node import Node
 from lmdeploy.pytorch.paging.scheduler import Scheduler
 
-from pagedkv.declarations import NOT_TRIED, Declarations, Returns
-from pagedkv.engines.lmdeploy import LmdeployManager
+from pagedkv.adapter import plain
+from pagedkv.engines.lmdeploy import DECLARES, LmdeployManager
 from pagedkv.engines.standing_in import left_out
 from pagedkv.protocol import Request, Snapshot
 
@@ -42,11 +42,9 @@ class LmdeployTrie(LmdeployManager):
     A handle's extra key is the sequence's adapter.
     """
 
-    declares = Declarations(
-        abilities={"prefix"},
-        out_of_blocks=(Returns(False),),
-        wrong_use=NOT_TRIED,
-        engine=True,
+    declares = replace(
+        DECLARES,
+        abilities=frozenset({"prefix"}),
         publishes_at_once=True,
         evicts_cached=True,
         because={
@@ -85,17 +83,12 @@ class LmdeployTrie(LmdeployManager):
         if not self._admitted(sequence):
             self._scheduler.end_session(req.request_id)
             return False
-        return self._grown(req, sequence)
+        return self.holds(req, sequence)
 
     def _admitted(self, sequence: SchedulerSequence) -> bool:
         running = self._scheduler.schedule(is_prefill=True).running
         self._scheduler.activate_seqs(running)
         return sequence in running
-
-    def _grown(self, req: Request, sequence: SchedulerSequence) -> bool:
-        self.live[req] = sequence
-        req.seq_len, req.block_table = sequence.num_all_ids, self._table(sequence)
-        return True
 
     def allocate_for_decode(self, req: Request) -> bool:
         sequence = self.live[req]
@@ -104,22 +97,19 @@ class LmdeployTrie(LmdeployManager):
                 sequence.state.activate()
             return False
         sequence.update_token_ids(np.array(req.tokens[-1:]), mode=UpdateTokenMode.DECODE)
-        return self._grown(req, sequence)
+        return self.granted(req, 1)
 
     def release_request(self, req: Request) -> None:
-        del self.live[req]
+        self.lets_go(req)
         self._scheduler.end_session(req.request_id)
-        req.block_table = []
 
     def cached_tokens(self, req: Request) -> int:
-        found: int = self.live[req].cached_tokens
-        return found
+        return int(self.live[req].cached_tokens)
 
     def _nodes(self) -> Iterator[tuple[Node, tuple[Hashable, ...]]]:
         """Each node but the roots, with its adapter and all tokens up to its end."""
-        above: list[tuple[Node, tuple[Hashable, ...]]] = [
-            (root, (adapter,)) for adapter, root in self._scheduler.block_trie._roots.items()
-        ]
+        roots = self._scheduler.block_trie._roots
+        above: list[tuple[Node, tuple[Hashable, ...]]] = [(n, (it,)) for it, n in roots.items()]
         while above:
             node, path = above.pop()
             below = [(n, (*path, *n.token_ids.tolist())) for n in node.children.values()]
@@ -160,30 +150,4 @@ class LmdeployTrie(LmdeployManager):
             for r, s in self.live.items()
             for node in (s.prefix_cache.trie_cursor,)
         ]
-        return (
-            super().state_key(names),
-            tuple(sorted(shown)),
-            len(trie.leaves),
-            tuple(sorted(cursors)),
-        )
-
-
-class LmdeployTurns(LmdeployTrie):
-    """The same with sessions that go on; sizes > 0, else ValueError.
-
-    An append is a further turn: what the sequence computed last is finished, and it is admitted
-    again with so many tokens more.
-    """
-
-    declares = replace(LmdeployTrie.declares, abilities=frozenset({"append", "prefix"}))
-    state_key = LmdeployTrie.state_key  # nothing is added to the state
-
-    def allocate_for_append(self, req: Request, count: int) -> bool:
-        sequence = self.live[req]
-        # As `ARSequenceStrategy.update_running` does for a request of no new tokens, and
-        # `Engine._add_message` for the session's next message.
-        sequence.update_token_ids(np.empty(0, dtype=np.int64), mode=UpdateTokenMode.PREFILL)
-        sequence.finish()
-        sequence.update_token_ids(np.array(req.tokens[-count:]), mode=UpdateTokenMode.INPUTS)
-        sequence.activate()
-        return self._admitted(sequence) and self._grown(req, sequence)
+        return plain(super().state_key(names), sorted(shown), len(trie.leaves), sorted(cursors))

@@ -8,15 +8,15 @@ budget, take a row and slots, `checkpoint` once the prompt is computed, decode a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import torch
 
-from pagedkv.adapter import plain
 from pagedkv.declarations import Returns
 from pagedkv.engines.sglang_paged import DECLARES, SGLangPaged, Slots
 from pagedkv.engines.sglang_request import Req
+from pagedkv.engines.sglang_tree import nodes, tree_key
 from pagedkv.engines.standing_in import standing_in
 from pagedkv.protocol import Request, Snapshot
 
@@ -25,7 +25,7 @@ with standing_in("torchvision", "transforms", "transforms.functional"):
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-    from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
+    from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 
 class SGLangRadix(SGLangPaged):
@@ -54,9 +54,8 @@ class SGLangRadix(SGLangPaged):
         # More rows than requests of at least one token can hold by themselves; pages are shared.
         rows, longest = 4 * self.num_blocks + 4, (self.num_blocks + 1) * self.block_size
         self._rows = ReqToTokenPool(rows, longest, "cpu", enable_memory_saver=False)
-        self._tree = RadixCache(
-            CacheInitParams(False, self._rows, self._allocator, self.block_size)
-        )
+        made_of = CacheInitParams(False, self._rows, self._allocator, self.block_size)
+        self._tree = RadixCache(made_of)
 
     def allocate_for_prefill(self, req: Request) -> bool:
         tree, made = self._tree, Req.of(req)
@@ -99,10 +98,8 @@ class SGLangRadix(SGLangPaged):
         """Ask as `check_decode_mem` does: for the pages that so many tokens more will begin."""
         held = len(self.row(req))
         pages = self.blocks_for(held + count) - self.blocks_for(held)
-        fits: bool = self._allocator.check_decode_capacity(
-            num_tokens=pages * self.block_size, tree_cache=self._tree
-        )
-        return fits
+        tokens, check = pages * self.block_size, self._allocator.check_decode_capacity
+        return bool(check(num_tokens=tokens, tree_cache=self._tree))
 
     def _alloc(self, count: int) -> Slots:
         return allocation.alloc_token_slots(self._tree, count)
@@ -130,27 +127,16 @@ class SGLangRadix(SGLangPaged):
         self._rows.free(made)
 
     def cached_tokens(self, req: Request) -> int:
-        found: int = self.live[req].prefix_len
-        return found
+        return self.live[req].prefix_len
 
     def row(self, req: Request) -> list[int]:
         kv = self.live[req].kv
-        row: list[int] = self._rows.req_to_token[kv.req_pool_idx, : kv.kv_committed_len].tolist()
-        return row
-
-    def _nodes(self) -> Iterator[tuple[TreeNode, tuple[int, ...]]]:
-        """Each node but the root, with all tokens from the root to its end."""
-        stack: list[tuple[TreeNode, tuple[int, ...]]] = [(self._tree.root_node, ())]
-        while stack:
-            node, path = stack.pop()
-            below = [(child, (*path, *child.key)) for child in node.children.values()]
-            yield from below
-            stack += below
+        return [*self._rows.req_to_token[kv.req_pool_idx, : kv.kv_committed_len].tolist()]
 
     def snapshot(self) -> Snapshot:
         """All that the engine keeps, live; cached are the pages of nodes that nobody has locked."""
         cached, index = set[int](), dict[Hashable, int]()
-        for node, path in self._nodes():
+        for node, path in nodes(self._tree):
             pages = self._pages(node.value.tolist())
             cached.update(pages if not node.lock_ref else ())
             start = len(path) - len(node.key)
@@ -159,26 +145,9 @@ class SGLangRadix(SGLangPaged):
         return replace(super().snapshot(), cached=frozenset(cached), index=index)
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
-        """Everything later answers depend on, requests called by `names`; not the contents.
-
-        Of times only the order counts: the policy is LRU.
-        """
-        tree, nodes = self._tree, list(self._nodes())
-        times = sorted({node.last_access_time for node, _ in nodes})
-        found = [
-            (
-                *(node.key.extra_key or "", path, node.value, node.lock_ref),
-                times.index(node.last_access_time),
-                node in tree.evictable_leaves,
-            )
-            for node, path in nodes
-        ]
-        return (
-            self._free_key(),
-            *plain(sorted(found, key=lambda node: node[:2])),
-            (tree.evictable_size_, tree.protected_size_),
-            self.live_key(names, self._progress),
-        )
+        """Everything later answers depend on, requests called by `names`; not the contents."""
+        live = self.live_key(names, self._progress)
+        return self._free_key(), tree_key(self._tree), live
 
     def _progress(self, req: Request) -> Hashable:
         made = self.live[req]

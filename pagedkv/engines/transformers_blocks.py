@@ -18,7 +18,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.requests import RequestState
 from transformers.generation.continuous_batching.scheduler import Scheduler
 
-from pagedkv.adapter import Adapter
+from pagedkv.adapter import Adapter, plain
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
 from pagedkv.protocol import Request, Snapshot
 
@@ -74,8 +74,8 @@ class TransformersBlocks(Adapter[RequestState]):
         state = RequestState(request_id=str(name), initial_tokens=[name] * req.seq_len)
         if not self._allocated(state, req.seq_len):
             return False
-        self.live[req] = state
-        return self._placed(req, req.seq_len)
+        self._process(state, req.seq_len)
+        return self.holds(req, state)
 
     def allocate_for_decode(self, req: Request) -> bool:
         return self.allocate_for_append(req, 1)
@@ -85,25 +85,24 @@ class TransformersBlocks(Adapter[RequestState]):
         if not self._allocated(state, count):
             return False
         state.generated_tokens += [next(self._ids)] * count
-        return self._placed(req, count)
+        self._process(state, count)
+        return self.granted(req, count)
 
     def _allocated(self, state: RequestState, tokens: int) -> bool:
         here: Any = SimpleNamespace(cache=self._cache, active_requests={})
         return bool(Scheduler._allocate_blocks_if_needed(here, state, tokens))
 
-    def _placed(self, req: Request, tokens: int) -> bool:
-        state = self.live[req]
-        full = state.current_len() // self.block_size
-        every = state.initial_tokens + state.generated_tokens
-        state.tokens_to_process = every[state.current_len() :][:tokens]
+    def _process(self, state: RequestState, tokens: int) -> None:
+        """Put so many tokens into the next batch, as ContinuousBatchingIOs does."""
+        past, every = state.current_len(), state.initial_tokens + state.generated_tokens
+        state.tokens_to_process = every[past:][:tokens]
         state.position_offset += tokens
-        self._complete = state.current_len() // self.block_size - full
-        req.seq_len = state.current_len()
-        return True
+        self._complete = state.current_len() // self.block_size - past // self.block_size
 
     def computed(self, req: Request) -> None:
         self._cache.mark_shareable_blocks_as_complete(self.live[req], self._complete)
         self._complete = 0
+        self.granted(req)
 
     def fork_request(self, req: Request, child: Request) -> bool:
         """As `update_batch` forks; releases that can tell how many forks fit are asked first."""
@@ -113,15 +112,16 @@ class TransformersBlocks(Adapter[RequestState]):
             return False
         sources, there = self._cache.fork_request(source.request_id, [name])
         self._copies += zip(sources, there, strict=True)
-        self.live[child] = source.fork(name)
-        return self._placed(child, 0)
+        state = source.fork(name)
+        self._process(state, 0)
+        return self.holds(child, state)
 
     def take_copies(self) -> list[tuple[int, int]]:
         copies, self._copies = self._copies, []
         return copies
 
     def release_request(self, req: Request) -> None:
-        self._cache.free_blocks(self.live.pop(req).request_id)
+        self._cache.free_blocks(self.lets_go(req).request_id)
 
     def table(self, req: Request) -> list[int]:
         (group,) = self._cache.group_cache_managers
@@ -142,19 +142,10 @@ class TransformersBlocks(Adapter[RequestState]):
         )
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
-        blocks, (group,) = self._cache._block_manager, self._cache.group_cache_managers
-        live = sorted(
-            (
-                names[r.request_id],
-                s.current_len(),
-                s.allocated_blocks,
-                *group.block_table[s.request_id],
-            )
-            for r, s in self.live.items()
-        )
+        blocks = self._cache._block_manager
         known = sorted((b, i.ref_count, i.is_complete) for b, i in blocks._id_to_block.items())
-        free = tuple(blocks._uninit_block_ids), tuple(blocks._init_block_ids)
-        return (*free, tuple(live), tuple(known))
+        live = self.live_key(names, lambda req: self.live[req].allocated_blocks)
+        return plain(blocks._uninit_block_ids, [*blocks._init_block_ids], live, known)
 
 
 def new_cache(config: LlamaConfig, batching: ContinuousBatchingConfig) -> PagedAttentionCache:

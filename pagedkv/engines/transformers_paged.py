@@ -1,31 +1,21 @@
 """Hugging Face transformers' `PagedAttentionCache`, the block manager of continuous batching.
 
 Each call does what the scheduler's `_process_candidates` does for a batch of one request, and in
-the end `finish_request`. One layer of full attention; what the cache is made of is made once for
-each geometry, as `PagedAttentionCache` takes milliseconds to make.
+the end `finish_request`. One layer of full attention.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
-from functools import lru_cache
 from itertools import count
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import torch
-from transformers import LlamaConfig
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import RequestState
 
-from pagedkv.adapter import Adapter
+from pagedkv.adapter import Adapter, plain, told_apart
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
+from pagedkv.engines.transformers_cache import GROUP, new_cache
 from pagedkv.protocol import Request, Snapshot
-
-GROUP = "full_attention"
 
 DECLARES = Declarations(
     out_of_blocks=(Returns(False),),
@@ -53,42 +43,29 @@ class TransformersPaged(Adapter[RequestState]):
     window: ClassVar[int | None] = None
 
     def start(self) -> None:
-        self._cache = copied(
-            made(
-                self.num_blocks,
-                self.block_size,
-                self.blocks_per_sector,
-                self.shares,
-                self.layers,
-                self.window,
-            )
-        )
+        sizes = self.num_blocks, self.block_size, self.blocks_per_sector
+        self._cache = new_cache(*sizes, self.shares, self.layers, self.window)
         self._ids = count()
+        self._found: dict[Request, int] = {}  # tokens that live requests found
         self._complete: dict[str, int] = {}  # what the forward pass to come will complete
         self._copies: list[tuple[int, int]] = []  # (from, to) in blocks, since they were taken
-        self._found: dict[str, int] = {}  # tokens that live requests found, by the engine's ids
 
     @property
     def _groups(self) -> list[Any]:
         """The allocator of each kind of layers."""
         return list(self._cache.cache_allocators.values())
 
-    def _new(self, req: Request) -> RequestState:
-        """A request of the engine; it has no extra keys, so one makes other tokens of them."""
-        state = RequestState(request_id=str(next(self._ids)), initial_tokens=contents(req, 0))
-        found = self._cache.search_prefix_match(state.request_id, state.initial_tokens)
-        state.position_offset = self._found[state.request_id] = found
-        return state
-
     def allocate_for_prefill(self, req: Request) -> bool:
-        state = self._new(req)
-        if not self._store(state, req.seq_len - state.current_len()):
+        state = RequestState(request_id=str(next(self._ids)), initial_tokens=told_apart(req))
+        found = self._cache.search_prefix_match(state.request_id, state.initial_tokens)
+        state.position_offset = found
+        if not self._store(state, req.seq_len - found):
             # What it found is given up as that of a starved request is.
             self._cache.free_blocks(state.request_id, no_cache=True)
-            del self._found[state.request_id]
             return False
-        self.live[req] = state
-        return self._stored(req, req.seq_len - state.current_len())
+        self._found[req] = found
+        self._process(req, state, req.seq_len - found)
+        return self.holds(req, state)
 
     def allocate_for_decode(self, req: Request) -> bool:
         return self.allocate_for_append(req, 1)
@@ -97,11 +74,12 @@ class TransformersPaged(Adapter[RequestState]):
         state = self.live[req]
         if not self._store(state, count):
             return False
-        state.generated_tokens += contents(req, state.current_len())
-        return self._stored(req, count)
+        state.generated_tokens += told_apart(req)[state.current_len() :]
+        self._process(req, state, count)
+        return self.granted(req, count)
 
     def can_prefill(self, req: Request) -> bool:
-        fresh = RequestState(request_id="asks", initial_tokens=contents(req, 0))
+        fresh = RequestState(request_id="asks", initial_tokens=told_apart(req))
         return bool(self._cache.can_store_request_tokens(fresh, req.seq_len, dry_run=True))
 
     def can_decode(self, req: Request) -> bool:
@@ -111,41 +89,35 @@ class TransformersPaged(Adapter[RequestState]):
         return bool(self._cache.can_store_request_tokens(self.live[req], count, dry_run=True))
 
     def cached_tokens(self, req: Request) -> int:
-        return self._found[self.live[req].request_id]
+        return self._found[req]
 
     def _store(self, state: RequestState, tokens: int) -> bool:
         self._cache.pool.try_to_free_sectors()
         return bool(self._cache.can_store_request_tokens(state, tokens))
 
-    def _stored(self, req: Request, tokens: int) -> bool:
-        state = self.live[req]
+    def _process(self, req: Request, state: RequestState, tokens: int) -> None:
+        """Put so many tokens into the next batch, as ContinuousBatchingIOs does."""
         self._complete = self._cache.count_new_complete_blocks(state, tokens)
-        start = state.current_len()
-        state.tokens_to_process = contents(req, start)[:tokens]
-        state.position_offset += tokens  # as ContinuousBatchingIOs does for the next batch
-        req.seq_len, req.block_table = state.current_len(), self._table(state)
-        return True
+        state.tokens_to_process = told_apart(req)[state.current_len() :][:tokens]
+        state.position_offset += tokens
 
     def computed(self, req: Request) -> None:
         """After the forward pass `update_batch` calls `mark_complete_blocks`."""
-        state = self.live[req]
-        self._cache.mark_complete_blocks(state, self._complete)
-        self._complete, req.block_table = {}, self._table(state)
+        self._cache.mark_complete_blocks(self.live[req], self._complete)
+        self._complete = {}
+        self.granted(req)
 
     def release_request(self, req: Request) -> None:
-        name = self.lets_go(req).request_id
-        self._cache.free_blocks(name)
-        del self._found[name]
+        self._cache.free_blocks(self.lets_go(req).request_id)
+        del self._found[req]
 
     def table(self, req: Request) -> list[int]:
-        return self._table(self.live[req])
+        """Its table of each group, one behind the other."""
+        name = self.live[req].request_id
+        return [block for group in self._groups for block in group.block_table[name]]
 
     def length(self, req: Request) -> int:
         return int(self.live[req].current_len())
-
-    def _table(self, state: RequestState) -> list[int]:
-        """Its table of each group, one behind the other."""
-        return [block for group in self._groups for block in group.block_table[state.request_id]]
 
     def slots(self, req: Request) -> list[tuple[int, int, int]]:
         """Where the last batch read and wrote each position, as the engine itself says.
@@ -187,110 +159,15 @@ class TransformersPaged(Adapter[RequestState]):
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents."""
-        pool = self._cache.pool
-        live = sorted(
-            (names[r.request_id], it.current_len(), *self._table(it)) for r, it in self.live.items()
-        )
-        groups = [
+        pool, ledgers = self._cache.pool, [group.ledger for group in self._groups]
+        known = [
             (
-                len(trees),
-                tuple((root, *tree) for root, tree in trees.trees.items()),
-                tuple(sorted(ledger.shared_ref_counts.items())),
-                tuple(ledger.cached_blocks),
-                tuple(sorted(ledger.block_to_hash.items())),
-                tuple(sorted(ledger.hash_to_block.items())),
+                *(len(free), free.trees, sorted(ledger.shared_ref_counts.items())),
+                *([*ledger.cached_blocks], sorted(ledger.block_to_hash.items())),
+                sorted(ledger.hash_to_block.items()),
             )
-            for trees, ledger in zip(
-                pool._free_blocks, (group.ledger for group in self._groups), strict=True
-            )
+            for free, ledger in zip(pool._free_blocks, ledgers, strict=True)
         ]
-        return (tuple(pool.free_sectors), tuple(live), *groups)
+        return plain(pool.free_sectors, self.live_key(names), known)
 
-    def clone(
-        self, requests: Mapping[int, Request]
-    ) -> tuple[TransformersPaged, dict[int, Request]]:
-        """A copy of the manager and of those handles; what never changes is shared."""
-        twins = {req: copy.copy(req) for req in {*self.live, *requests.values()}}
-        for req in twins.values():
-            req.block_table, req.tokens = list(req.block_table), list(req.tokens)
-        other = copy.copy(self)
-        other._cache, other._ids = copied(self._cache), copy.copy(self._ids)
-        other._found, other._copies = dict(self._found), list(self._copies)
-        other.live = {twins[req]: copy.copy(state) for req, state in self.live.items()}
-        for state in other.live.values():
-            state.generated_tokens = list(state.generated_tokens)
-        return other, {name: twins[req] for name, req in requests.items()}
-
-
-class TransformersSectors(TransformersPaged):
-    """The same with two blocks in a sector, as groups of few layers or small heads have them."""
-
-    blocks_per_sector = 2
-    declares = replace(
-        DECLARES,
-        block_sizes=(1, 2, 4),
-        pool_multiple=2,
-        min_blocks=2,
-        because={
-            **DECLARES.because,
-            "block_sizes": "a sector of two blocks is made here of 128 bytes",
-            "pool_multiple": "num_sectors_from_config: the pool is made of whole sectors",
-            "min_blocks": "num_sectors_from_config: the pool is made of whole sectors",
-        },
-    )
-    state_key, clone = TransformersPaged.state_key, TransformersPaged.clone
-
-
-def contents(req: Request, start: int) -> list[int]:
-    """The tokens from `start` on; other ones for each extra key, a number."""
-    extra: Any = req.extra_key
-    shift = 0 if extra is None else 2 * int(extra)
-    return [shift + token for token in req.tokens[start:]]
-
-
-@lru_cache(maxsize=64)
-def made(
-    blocks: int,
-    block_size: int,
-    blocks_per_sector: int,
-    shares: bool,
-    layers: tuple[str, ...],
-    window: int | None,
-) -> PagedAttentionCache:
-    """A cache as it is when new, to be copied."""
-    # A row of keys and values takes 8 bytes for each of its dimensions, a sector 128 or a multiple.
-    dims = 16 if blocks_per_sector == 1 else 16 // blocks_per_sector // block_size
-    config = LlamaConfig(
-        num_hidden_layers=len(layers),
-        num_attention_heads=1,
-        hidden_size=dims,
-        head_dim=dims,
-        vocab_size=4,
-        layer_types=list(layers),
-        sliding_window=window,
-    )
-    batching = ContinuousBatchingConfig(
-        page_size=block_size,
-        num_blocks=blocks // len(layers),  # which are blocks of all layers
-        max_batch_tokens=blocks * block_size,
-        max_memory_percent=0.5,
-        allow_block_sharing=shares,
-    )
-    alone = SimpleNamespace(tp_size=1, are_kv_heads_tp_ed=lambda: False)
-    return PagedAttentionCache(config, batching, "cpu", alone, dtype=torch.float32)
-
-
-def copied(cache: PagedAttentionCache) -> PagedAttentionCache:
-    """A cache in the same state that shares with it only what never changes, and the tensor."""
-    other = copy.copy(cache)
-    other.pool = copy.deepcopy(cache.pool)
-    other.cache_allocators = {}
-    for name, group in cache.cache_allocators.items():
-        twin = other.cache_allocators[name] = copy.copy(group)
-        twin.block_table = {r: list(table) for r, table in group.block_table.items()}
-        twin.ledger, twin.pool = copy.deepcopy(group.ledger), other.pool
-    other.layer_to_allocator = {
-        layer: other.cache_allocators[group.layer_type]
-        for layer, group in cache.layer_to_allocator.items()
-    }
-    return other
+    clone = Adapter.twin

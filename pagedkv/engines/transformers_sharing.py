@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from transformers.generation.continuous_batching.requests import RequestState
 
-from pagedkv.engines.transformers_paged import DECLARES, GROUP, TransformersPaged
+from pagedkv.adapter import Adapter
+from pagedkv.engines.transformers_cache import GROUP
+from pagedkv.engines.transformers_paged import DECLARES, TransformersPaged
 from pagedkv.protocol import Request
 
 
@@ -29,7 +31,7 @@ class TransformersSharing(TransformersPaged):
             "evicts_cached": "OffloadingManager.offload_requests: 'we evict all cached blocks'",
         },
     )
-    state_key, clone = TransformersPaged.state_key, TransformersPaged.clone
+    state_key, clone = TransformersPaged.state_key, Adapter.twin
 
     def _store(self, state: RequestState, tokens: int) -> bool:
         """`prepare_next_batch` tries again for as long as offload_requests evicts something."""
@@ -52,7 +54,7 @@ class TransformersForking(TransformersSharing):
             "refuses_early": "prepare_fork_request counts no cached blocks, and evicts none",
         },
     )
-    state_key, clone = TransformersPaged.state_key, TransformersPaged.clone
+    state_key, clone = TransformersPaged.state_key, Adapter.twin
 
     def fork_request(self, req: Request, child: Request) -> bool:
         """As `update_batch` forks; the child that did not fit would be prefilled later."""
@@ -62,9 +64,9 @@ class TransformersForking(TransformersSharing):
         if not self._cache.prepare_fork_request(source, [name], copies):
             return False
         self._copies += zip(*copies[GROUP], strict=True)
-        self.live[child] = source.fork(name)
-        self._found[name] = 0
-        return self._stored(child, 0)
+        state, self._found[child] = source.fork(name), 0
+        self._process(child, state, 0)
+        return self.holds(child, state)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """What `perform_cache_copy` would copy now; they are forgotten."""

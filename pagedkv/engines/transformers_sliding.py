@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from pagedkv.engines.transformers_paged import DECLARES, GROUP, TransformersPaged
+from pagedkv.adapter import Adapter
+from pagedkv.engines.transformers_cache import GROUP
+from pagedkv.engines.transformers_paged import DECLARES, TransformersPaged
 
 RING = "sliding_attention"
 WINDOW = 3
@@ -30,7 +32,7 @@ class TransformersSliding(TransformersPaged):
         ring=True,
         because={**_BECAUSE, "window": "PreTrainedConfig.sliding_window, chosen here"},
     )
-    state_key, clone = TransformersPaged.state_key, TransformersPaged.clone
+    state_key, clone = TransformersPaged.state_key, Adapter.twin
 
 
 class TransformersHybrid(TransformersSliding):
@@ -55,4 +57,4 @@ class TransformersHybrid(TransformersSliding):
             "min_blocks": "the same",
         },
     )
-    state_key, clone = TransformersPaged.state_key, TransformersPaged.clone
+    state_key, clone = TransformersPaged.state_key, Adapter.twin

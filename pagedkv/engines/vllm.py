@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable, Mapping
-from typing import ClassVar, SupportsIndex
+from typing import ClassVar
 
 import torch
 
@@ -19,11 +19,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.core.kv_cache_utils import (
-    KVCacheBlock,
-    get_request_block_hasher,
-    init_none_hash,
-)
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -32,16 +28,17 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request as EngineRequest
 
+from pagedkv.adapter import Adapter
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
 from pagedkv.engines.vllm_blockpool import DEAD, Label, Tables, ids, pool_key, show
-from pagedkv.protocol import Request, Snapshot, as_int
+from pagedkv.protocol import Request, Snapshot
 
 SAMPLING = SamplingParams(max_tokens=1)
 LONGEST = 1 << 20  # `max_model_len`: no history is that long, so no request is cut
 init_none_hash(sha256)
 
 
-class VllmManager:
+class VllmManager(Adapter[EngineRequest]):
     """`KVCacheManager` with full attention; sizes > 0, else ValueError.
 
     With `caching`, each handle has contents of its own, told apart by their salt, so that no
@@ -61,22 +58,15 @@ class VllmManager:
 
     caching: ClassVar[bool] = False
 
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        self.num_blocks = as_int("num_blocks", num_blocks, minimum=1)
-        self.block_size = as_int("block_size", block_size, minimum=1)
-        self.head_dim = as_int("head_dim", head_dim, minimum=1)
+    def start(self) -> None:
         groups = [KVCacheGroupSpec([f"layer {i}"], it) for i, it in enumerate(self._specs())]
-        config = KVCacheConfig(self.num_blocks + 1, [], groups)
-        self._engine = KVCacheManager(
-            config, LONGEST, self.block_size, self.block_size, enable_caching=self.caching
-        )
-        self._hasher = get_request_block_hasher(self.block_size, sha256) if self.caching else None
+        config, size = KVCacheConfig(self.num_blocks + 1, [], groups), self.block_size
+        self._engine = KVCacheManager(config, LONGEST, size, size, enable_caching=self.caching)
+        self._hasher = get_request_block_hasher(size, sha256) if self.caching else None
         self._contents = 0
         # The newest engine request of every handle that was ever granted blocks.
-        self._requests: dict[Request, EngineRequest] = {}
-        self._found: dict[Request, int] = {}  # and how many of its tokens were hits
+        self._newest: dict[Request, EngineRequest] = {}
+        self._found: dict[Request, int] = {}  # how many of a live request's tokens were hits
 
     def _specs(self) -> list[KVCacheSpec]:
         """What the layers of each group are like."""
@@ -85,11 +75,10 @@ class VllmManager:
 
     def _salt(self, req: Request) -> str | None:
         """What keeps the contents of a request apart from all others."""
-        known = self._requests.get(req)
+        known = self._newest.get(req)
         return str(self._contents) if known is None else known.cache_salt
 
     def allocate_for_prefill(self, req: Request) -> KVCacheBlocks | None:
-        known = self._requests.get(req)
         request = EngineRequest(
             str(req.request_id),
             req.tokens[: req.seq_len],
@@ -102,11 +91,11 @@ class VllmManager:
         hits, computed, _ = self._engine.get_computed_blocks(request)
         granted = self._engine.allocate_slots(request, req.seq_len - computed, computed, hits)
         if granted is not None:
-            self._contents += known is None
-            others = {r: q for r, q in self._requests.items() if r.request_id != req.request_id}
-            self._requests = {**others, req: request}
-            self._found = {r: n for r, n in self._found.items() if r in others} | {req: computed}
-            self._grow(req, req.seq_len)
+            self._contents += req not in self._newest
+            others = {r: q for r, q in self._newest.items() if r.request_id != req.request_id}
+            self._newest, self._found[req] = {**others, req: request}, computed
+            request.num_computed_tokens = req.seq_len
+            self.holds(req, request)
         return granted
 
     def allocate_for_decode(self, req: Request) -> KVCacheBlocks | None:
@@ -114,41 +103,32 @@ class VllmManager:
 
     def _extend(self, req: Request, count: int) -> KVCacheBlocks | None:
         """Slots for so many more tokens; what was refused its slots before waits already."""
-        request = self._requests[req]
+        request = self.live[req]
         request.append_output_token_ids(req.tokens[request.num_tokens :])
         granted = self._engine.allocate_slots(request, count)
-        if granted is not None:
-            self._grow(req, req.seq_len + count)
-        req.block_table = self._table(req)  # A refused call may have dropped blocks of a window.
+        # A refused call may have dropped blocks of a window.
+        self.granted(req, 0 if granted is None else count)
+        request.num_computed_tokens = req.seq_len
         return granted
 
-    def _grow(self, req: Request, seq_len: int) -> None:
-        req.seq_len = self._requests[req].num_computed_tokens = seq_len
-        req.block_table = self._table(req)
-
-    def _table(self, req: Request) -> list[int]:
-        """Its table of each group, one behind the other."""
-        return [
-            block for table in self._engine.get_block_ids(str(req.request_id)) for block in table
-        ]
-
     def release_request(self, req: Request) -> None:
-        request = self._requests[req]
-        self._engine.free(request)
-        request.num_computed_tokens = 0
-        req.block_table = []
+        self._engine.free(self.lets_go(req))
+        del self._found[req]
+
+    def table(self, req: Request) -> list[int]:
+        """Its table of each group, one behind the other."""
+        tables = self._engine.get_block_ids(str(req.request_id))
+        return [block for table in tables for block in table]
+
+    def length(self, req: Request) -> int:
+        return int(self.live[req].num_computed_tokens)
 
     def snapshot(self) -> Snapshot:
-        lengths = {r.request_id: q.num_computed_tokens for r, q in self._requests.items()}
         tables: dict[int, list[KVCacheBlock]] = {}
         for group in self._engine.coordinator.single_type_managers:
             for name, table in group.req_to_blocks.items():
                 tables.setdefault(int(name), []).extend(table)
-        return self._show(
-            self._engine.block_pool,
-            tables,
-            {name: seq_len for name, seq_len in lengths.items() if seq_len},
-        )
+        return self._show(self._engine.block_pool, tables, self.of_live()["seq_lens"])
 
     def _show(self, pool: BlockPool, tables: Tables, seq_lens: Mapping[int, int]) -> Snapshot:
         return show(pool, tables, seq_lens)
@@ -156,31 +136,21 @@ class VllmManager:
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`."""
         waiting = [
-            (name, q.num_tokens, q.num_computed_tokens)
-            for name, q in self._known(names)
-            if q.num_computed_tokens
+            (names[r.request_id], q.num_tokens, q.num_computed_tokens) for r, q in self.live.items()
         ]
         return (tuple(sorted(waiting)), *self.blocks_key(names))
 
-    def _known(self, names: Mapping[int, int]) -> list[tuple[int, EngineRequest]]:
-        return [
-            (names[r.request_id], q) for r, q in self._requests.items() if r.request_id in names
-        ]
-
     def blocks_key(self, names: Mapping[int, int]) -> tuple[Hashable, ...]:
         """The same of the blocks: all, where it means nothing how many tokens wait for slots."""
-        return (
-            *(
-                tuple(
-                    (names.get(int(name), -1), group.num_cached_block.get(name), *ids(table))
-                    for name, table in sorted(
-                        group.req_to_blocks.items(), key=lambda item: names.get(int(item[0]), -1)
-                    )
-                )
-                for group in self._engine.coordinator.single_type_managers
-            ),
-            *pool_key(self._engine.block_pool, self._label(self._known(names))),
-        )
+        tables = [
+            sorted(
+                (names.get(int(name), -1), group.num_cached_block.get(name, -1), *ids(table))
+                for name, table in group.req_to_blocks.items()
+            )
+            for group in self._engine.coordinator.single_type_managers
+        ]
+        known = [(names[r.request_id], q) for r, q in self._newest.items() if r.request_id in names]
+        return (*map(tuple, tables), *pool_key(self._engine.block_pool, self._label(known)))
 
     def _label(self, known: Iterable[tuple[int, EngineRequest]]) -> Label:
         """What a hash is called: where it stands in which request, if anywhere."""

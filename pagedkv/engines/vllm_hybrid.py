@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import SupportsIndex
 
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import Request as EngineRequest
@@ -57,10 +56,8 @@ class VllmHybridCached(VllmHybrid):
     caching = True
     state_key = VllmManager.blocks_key  # all tokens that wait are zeros
 
-    def __init__(
-        self, num_blocks: SupportsIndex, block_size: SupportsIndex, head_dim: SupportsIndex
-    ) -> None:
-        super().__init__(num_blocks, block_size, head_dim)
+    def start(self) -> None:
+        super().start()
         self._prompts = 0
 
     def _salt(self, req: Request) -> str | None:

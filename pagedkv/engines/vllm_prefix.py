@@ -13,7 +13,6 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import Request as EngineRequest
 
-from pagedkv.declarations import NOT_TRIED, Declarations, Returns
 from pagedkv.engines.vllm import VllmManager
 from pagedkv.engines.vllm_blockpool import Label, Tables, free, ids, show
 from pagedkv.protocol import Request, Snapshot
@@ -25,18 +24,14 @@ class VllmPrefix(VllmManager):
     A handle's extra key is the engine request's salt.
     """
 
-    declares = Declarations(
-        abilities={"append", "prefix"},
-        out_of_blocks=(Returns(None),),
-        wrong_use=NOT_TRIED,
-        engine=True,
+    declares = replace(
+        VllmManager.declares,
+        abilities=frozenset({"append", "prefix"}),
         publishes_at_once=True,
         keeps_duplicates=True,
         evicts="lru-tail-first",
         because={
-            "out_of_blocks": "KVCacheManager.allocate_slots: 'Cannot allocate new blocks'",
-            "wrong_use": "KVCacheManager.allocate_slots and free promise nothing about it",
-            "engine": "a copy of KVCacheManager takes some 400 microseconds",
+            **VllmManager.declares.because,
             "publishes_at_once": "KVCacheManager.allocate_slots calls cache_blocks",
             "keeps_duplicates": "BlockHashToBlockMap: 'We currently don't de-duplicate the blocks'",
             "evicts": "FreeKVCacheBlockQueue: 'The least recent used block is at the front', and "

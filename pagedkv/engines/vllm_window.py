@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
 
-from pagedkv.declarations import NOT_TRIED, Declarations, Returns
 from pagedkv.engines.vllm import VllmManager
 from pagedkv.protocol import Request
 
@@ -16,19 +17,15 @@ WINDOW = 2
 class VllmWindow(VllmManager):
     """`KVCacheManager` with a sliding window of 2 tokens; sizes > 0, else ValueError."""
 
-    declares = Declarations(
-        abilities={"append", "window"},
-        out_of_blocks=(Returns(None),),
-        wrong_use=NOT_TRIED,
-        engine=True,
+    declares = replace(
+        VllmManager.declares,
+        abilities=frozenset({"append", "window"}),
         window=WINDOW,
         null_block=0,
         window_of_first=True,
         drops_behind_window=True,
         because={
-            "out_of_blocks": "KVCacheManager.allocate_slots: 'Cannot allocate new blocks'",
-            "wrong_use": "KVCacheManager.allocate_slots and free promise nothing about it",
-            "engine": "a copy of KVCacheManager takes some 400 microseconds",
+            **VllmManager.declares.because,
             "window": "SlidingWindowSpec.sliding_window, chosen here",
             "null_block": "SingleTypeKVCacheManager._remove_blocks_in_range: BlockPool.null_block",
             "window_of_first": "SlidingWindowManager.get_num_skipped_tokens: 'sliding window for "

@@ -16,7 +16,8 @@ from pagedkv.protocol import Request, Snapshot
 
 pytest.importorskip("lmdeploy.pytorch.paging.block_trie")
 
-from pagedkv.engines.lmdeploy_trie import LmdeployTrie, LmdeployTurns
+from pagedkv.engines.lmdeploy_trie import LmdeployTrie
+from pagedkv.engines.lmdeploy_turns import LmdeployTurns
 from pagedkv.engines.standing_in import left_out
 
 NAMES = {r: r for r in range(16)}

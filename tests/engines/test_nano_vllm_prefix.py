@@ -31,6 +31,7 @@ def test_the_fault_is_found_where_it_is_and_only_there():
     found = {example.property: example for example in report.counterexamples}
     assert {name: len(example.commands) for name, example in found.items()} == {
         "contents": 5,
+        "prefix-published": 5,
         "table-unique": 6,
     }
     assert [str(command) for command in found["contents"].commands] == [

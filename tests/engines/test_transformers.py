@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("transformers.generation.continuous_batching.cache_allocators")
 
 from counting import counted
-from pagedkv.engines.transformers_paged import TransformersPaged, TransformersSectors
+from pagedkv.engines.transformers_paged import TransformersPaged
+from pagedkv.engines.transformers_sectors import TransformersSectors
 from pagedkv.engines.transformers_sharing import TransformersForking, TransformersSharing
 from pagedkv.engines.transformers_sliding import TransformersHybrid, TransformersSliding
 from pagedkv.protocol import Request

@@ -126,11 +126,11 @@ def test_a_token_that_was_refused_its_slot_waits_for_it(make):
     key = manager.state_key(NAMES)
     for _ in range(2):
         assert decode(manager, request) is None
-        assert manager._requests[request].num_tokens == 2
+        assert manager.live[request].num_tokens == 2
     assert key != manager.state_key(NAMES)
     manager.release_request(other)
     assert decode(manager, request) is not None
-    assert manager._requests[request].num_tokens == request.seq_len == 2
+    assert manager.live[request].num_tokens == request.seq_len == 2
     assert request.block_table == [1, 2]
 
 
@@ -161,7 +161,7 @@ def test_a_new_request_of_the_same_name_hits_nothing():
     manager = VllmCached(4, 1, 1)
     manager.release_request(admit(manager, 0, 3))
     assert admit(manager, 0, 3).block_table == [4, 3, 2]
-    assert len(manager._requests) == 1
+    assert len(manager._newest) == 1
 
 
 def test_without_caching_nothing_is_kept():
