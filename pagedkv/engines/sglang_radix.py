@@ -127,7 +127,8 @@ class SGLangRadix(SGLangPaged):
         self._rows.free(made)
 
     def cached_tokens(self, req: Request) -> int:
-        return self.live[req].prefix_len
+        found: int = self.live[req].prefix_len
+        return found
 
     def row(self, req: Request) -> list[int]:
         kv = self.live[req].kv
