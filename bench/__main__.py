@@ -11,11 +11,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyperf
 import torch
 
 from bench.checking import checking
-from bench.harness import Group, benchmarks, measure, table
+from bench.harness import Group, Row, benchmarks, measure, table
 from bench.managers import admission, decoding, growth
 from bench.reading import reading
 from bench.serving import serving
@@ -47,14 +46,17 @@ def main() -> None:
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):  # One core, and always the same; not every system can.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    done = []
+    done = list[tuple[Group, list[Row]]]()
     for name in options.groups or UNASKED:
         for group in GROUPS[name]():
             rows = measure(group, options.rounds)
             print(table(group, rows), flush=True)
-            done += benchmarks(group, rows)
+            done.append((group, rows))
     if options.json:
-        pyperf.BenchmarkSuite(done).dump(str(options.json), replace=True)
+        import pyperf
+
+        values = [one for group, rows in done for one in benchmarks(group, rows)]
+        pyperf.BenchmarkSuite(values).dump(str(options.json), replace=True)
         print(f"values: {options.json}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from resource import RUSAGE_CHILDREN, getrusage
 
 from bench.by_hand import BLOCKS, REQUESTS, SIZE, as_both_run
@@ -33,7 +34,7 @@ def checking() -> Iterator[Group]:
     needs = offered(World(KVCacheManager, GEOMETRY, requests=REQUESTS).state)
     judged = [name for name, one in PROPERTIES.items() if one.needs <= needs]
     cases = [Case("no property", lambda: _search(""))]
-    cases += [Case(name, lambda name=name: _search(name)) for name in judged]
+    cases += [Case(name, partial(_search, name)) for name in judged]
     yield Group("Search with one property", "transition", "no property", cases)
     commands = {
         "python, import torch": ["-c", "import torch"],
@@ -41,7 +42,7 @@ def checking() -> Iterator[Group]:
         "pagedkv --help": ["-m", "pagedkv", "--help"],
         "pagedkv targets": ["-m", "pagedkv", "targets"],
     }
-    cases = [Case(name, lambda c=call: lambda: _started(c)) for name, call in commands.items()]
+    cases = [Case(name, partial(_starting, call)) for name, call in commands.items()]
     yield Group("Start of a command", "start", "python alone", cases)
 
 
@@ -94,6 +95,10 @@ def _machine() -> float:
         steps = result.steps
 
     return timed(1, work) / steps
+
+
+def _starting(call: list[str]) -> Round:
+    return lambda: _started(call)
 
 
 def _started(call: list[str]) -> float:

@@ -91,7 +91,8 @@ class VllmPool:
     def extend(self, running: Sequence[Any]) -> None:
         raise NotImplementedError("a pool knows no lengths")
 
-    decode = extend
+    def decode(self, running: Sequence[Any]) -> bool:
+        raise NotImplementedError("a pool knows no lengths")
 
 
 class Lmdeploy:

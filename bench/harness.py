@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import process_time
+from typing import TYPE_CHECKING
 
-import pyperf
+if TYPE_CHECKING:
+    from pyperf import Benchmark
 
 Round = Callable[[], float]
 """One round of a case: CPU seconds per operation."""
@@ -101,8 +103,10 @@ def table(group: Group, rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *(f"  not measured: {line}" for line in group.missing)])
 
 
-def benchmarks(group: Group, rows: Sequence[Row]) -> list[pyperf.Benchmark]:
+def benchmarks(group: Group, rows: Sequence[Row]) -> list[Benchmark]:
     """The rows as pyperf's benchmarks, with the ratio in their metadata."""
+    import pyperf
+
     return [
         pyperf.Benchmark(
             [

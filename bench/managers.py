@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -24,9 +25,9 @@ PASSES = 20
 def admission() -> Iterator[Group]:
     """Each live request is released and admitted again, in an order that is drawn once."""
     names, missing = available(*MADE)
-    cases = [Case(name, lambda name=name: _ring(name), MADE[name][1]) for name in names]
+    cases = [Case(name, partial(_ring, name), MADE[name][1]) for name in names]
     cases += [
-        Case(f"array, batches of {n}", lambda n=n: _ring_in_batches(n), "rows, no handles")
+        Case(f"array, batches of {n}", partial(_ring_in_batches, n), "rows, no handles")
         for n in BATCHES
     ]
     yield Group("Admit and release, 10 blocks each", "request", "array", cases, missing)
@@ -71,13 +72,13 @@ def decoding() -> Iterator[Group]:
     for size in RUNNING:
         names, missing = available(*(name for name in MADE if name != "vLLM's pool"))
         cases = [
-            Case(name, lambda n=name, s=size: _steps(n, s), MADE[name][1])
+            Case(name, partial(_steps, name, size), MADE[name][1])
             for name in names
             if name != "reference" or size <= 1024
         ]
         cases += [
-            Case("array, index array", lambda s=size: _batched_steps(s, False), "rows each time"),
-            Case("array, prepared", lambda s=size: _batched_steps(s, True), "the same batch"),
+            Case("array, index array", partial(_batched_steps, size, False), "rows each time"),
+            Case("array, prepared", partial(_batched_steps, size, True), "the same batch"),
         ]
         title = f"Decode step of {size} running requests"
         yield Group(title, "step", "array, prepared", cases, missing)
@@ -135,12 +136,10 @@ def growth() -> Iterator[Group]:
     pools = tuple(2**n for n in (10, 14, 18, 22, 24))
     idle = (1, 100, 10_000, 100_000)
     for what, start in (("one request", _grown_single), ("a batch of 32", _grown_batch)):
-        cases = [
-            Case(f"2^{n.bit_length() - 1} blocks", lambda s=start, n=n: s(n, 1)) for n in pools
-        ]
+        cases = [Case(f"2^{n.bit_length() - 1} blocks", partial(start, n, 1)) for n in pools]
         title = f"Growth of the pool: {what} admitted, decoded 16 times, released"
         yield Group(title, "request", cases[0].name, cases)
-        cases = [Case(f"{n:,} idle", lambda s=start, n=n: s(2**18, n)) for n in idle]
+        cases = [Case(f"{n:,} idle", partial(start, 2**18, n)) for n in idle]
         title = f"Growth of the number of requests: {what} admitted, decoded 16 times, released"
         yield Group(title, "request", cases[0].name, cases)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,10 +23,10 @@ def reading(largest: int = 2**26) -> Iterator[Group]:
         tokens = total // (4 * dim)
         pool = _Pool(tokens, size, dim)
         cases = [
-            Case("plain copy, fresh", lambda p=pool: p.copy(fresh=True)),
-            Case("plain copy, out=", lambda p=pool: p.copy(fresh=False)),
+            Case("plain copy, fresh", partial(pool.copy, fresh=True)),
+            Case("plain copy, out=", partial(pool.copy, fresh=False)),
             *(
-                Case(f"{kind}, {how}", lambda p=pool, k=kind, h=how: p.read(k, h == "fresh"))
+                Case(f"{kind}, {how}", partial(pool.read, kind, how == "fresh"))
                 for kind in ("contiguous", "scattered")
                 for how in ("fresh", "out=")
             ),

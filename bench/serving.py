@@ -8,16 +8,17 @@ where that would not fit, give the newest back, to be admitted again from its pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import process_time
 from typing import Any, Protocol
 
 import numpy as np
 
 from bench.engines import SIZE
-from bench.harness import Case, Group
+from bench.harness import Case, Group, Round
 from bench.peers import MADE, available
 from pagedkv import ArrayKVCacheManager
 from pagedkv.ledger import contiguous_waste
@@ -153,10 +154,14 @@ def serving() -> Iterator[Group]:
     """Seconds per scheduled token, prompts included."""
     names, missing = available(*(name for name in MADE if name != "vLLM's pool"))
     cases = [
-        Case(name, lambda n=name: lambda: played(OneByOne(n)), MADE[name][1]) for name in names
+        Case(name, partial(_playing, partial(OneByOne, name)), MADE[name][1]) for name in names
     ]
-    cases.append(Case("array, batched", lambda: lambda: played(InBatches()), _waste()))
+    cases.append(Case("array, batched", partial(_playing, InBatches), _waste()))
     yield Group(f"{REQUESTS} requests served", "token", "array, batched", cases, missing)
+
+
+def _playing(server: Callable[[], Server]) -> Round:
+    return lambda: played(server())
 
 
 def _waste() -> str:
