@@ -8,30 +8,45 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 from pagedkv.stateful.postmortem import name_of
 
 
 def death_of(work: Callable[[str], object], name: str, seconds: float) -> str | None:
     """How a child that does `work(name)` dies or hangs; None if it ends, whatever it raises."""
-    process = get_context("spawn").Process(target=_quietly, args=(work, name), daemon=True)
+    context = get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_quietly, args=(work, name, there), daemon=True)
     with deaf():
         process.start()
+    there.close()
     process.join(seconds)
     if process.is_alive():
         process.kill()
         process.join()
         return f"its process hung for {seconds:.0f} s"
     code = process.exitcode or 0
-    return f"its process died ({name_of(code)})" if code < 0 else None
+    if code < 0:
+        return f"its process died ({name_of(code)})"
+    return None if _told(here) else f"its process was ended (exit code {code}, as by os._exit)"
 
 
-def _quietly(work: Callable[[str], object], name: str) -> None:
+def _quietly(work: Callable[[str], object], name: str, there: Connection) -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     with suppress(BaseException):
         work(name)
+    there.send_bytes(b"done")
+
+
+def _told(here: Connection) -> bool:
+    """Whether the child came to its end: no exit code says so, since a target may choose any."""
+    try:
+        return bool(here.recv_bytes())
+    except EOFError:
+        return False
 
 
 @contextmanager

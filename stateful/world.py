@@ -6,6 +6,7 @@ Every driver makes its histories through `World.apply`, and nothing else calls a
 from __future__ import annotations
 
 import marshal
+import os
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache
@@ -46,7 +47,15 @@ from pagedkv.stateful.pool import (
     renamed_tags,
     renaming,
 )
-from pagedkv.stateful.target import CannotDrive, Factory, check_tensor, driving, made, own_hook
+from pagedkv.stateful.target import (
+    CannotDrive,
+    Factory,
+    check_tensor,
+    driving,
+    made,
+    own_hook,
+    stay,
+)
 from pagedkv.stateful.trust import Trust
 
 
@@ -187,6 +196,7 @@ class World:
 
     def _call(self, command: Command) -> Outcome:
         signals = self.setting.declared.out_of_blocks
+        leave, os._exit = os._exit, stay
         try:
             value = command.perform(self.manager, self.handles)
         except KeyboardInterrupt:
@@ -203,6 +213,8 @@ class World:
             if isinstance(error, ValueError):
                 return Refused(message)
             return Raised(type(error).__name__, message)
+        finally:
+            os._exit = leave
         for signal in signals if command.takes_blocks else ():
             if isinstance(signal, Returns) and signal.says(value):
                 return NoBlocks(f"returned {signal.value!r}")

@@ -238,6 +238,20 @@ def test_a_bad_target_is_one_line(refused, name, says):
     assert says in refused("check", "reference", name)
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("os._exit(0)", "its process was ended (exit code 0, as by os._exit)"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "its process died (SIGSEGV)"),
+    ],
+)
+def test_a_target_that_ends_its_process_is_never_a_pass(refused, tmp_path, monkeypatch, line, says):
+    (tmp_path / "deadly.py").write_text(f"import os, signal\n{line}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = refused("check", "deadly:Manager")
+    assert f"target 'deadly:Manager': {says} when it was imported and made once" in told
+
+
 def test_a_bad_target_leaves_no_traceback_in_a_shell(tmp_path):
     (tmp_path / "mine.py").write_text("import nosuchlibrary", encoding="utf-8")
     ran = run("check", "mine:M", cwd=tmp_path)

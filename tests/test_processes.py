@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from faults import TINY
+from misbehaving import exit_c
 from pagedkv import KVCacheManager, Request
 from pagedkv.specs.abilities.core import Decode, Prefill
 from pagedkv.stateful import processes
@@ -32,7 +33,7 @@ class Exits(KVCacheManager):
 
 class Dies(KVCacheManager):
     def allocate_for_decode(self, req: Request) -> None:
-        os._exit(7)
+        exit_c(7)
 
 
 class Crashes(KVCacheManager):
@@ -54,7 +55,7 @@ class Stammers(KVCacheManager):
         for pipe in gc.get_objects():
             if isinstance(pipe, Connection) and pipe.writable and not pipe.closed:
                 os.write(pipe.fileno(), b"\0\0\1\0half a message")
-        os._exit(7)
+        exit_c(7)
 
 
 class Hangs(KVCacheManager):

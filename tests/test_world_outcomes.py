@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
 from allocators import Plain, broken, moved, world
 from builders import declaring
+from pagedkv import KVCacheManager, Request
 from pagedkv.declarations import Raises, Returns
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.steps import Done, NoBlocks, Raised, Refused
@@ -172,3 +174,31 @@ def test_a_target_that_cannot_be_driven_says_why(factory, words):
     with pytest.raises(CannotDrive) as caught:
         world(factory)
     assert words == str(caught.value)
+
+
+def test_a_call_that_would_end_the_process_is_an_answer_like_any_other():
+    class Leaves(KVCacheManager):
+        def allocate_for_decode(self, req: Request) -> None:
+            os._exit(0)
+
+    leave = os._exit
+    here = moved(world(Leaves), Prefill(0, 1))
+    assert here.apply(Decode(0)).outcome == Raised("SystemExit", "os._exit(0)")
+    assert os._exit is leave
+    with pytest.raises(CannotDrive, match=r"can't be made with .*: SystemExit: os._exit\(3\)"):
+        world(lambda *_: os._exit(3))
+    assert os._exit is leave
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_what_a_call_forks_may_leave_as_it_likes():
+    class Forks(KVCacheManager):
+        def allocate_for_decode(self, req: Request) -> None:
+            child = os.fork()
+            if child == 0:
+                os._exit(5)
+            _, status = os.waitpid(child, 0)
+            raise KeyError(os.waitstatus_to_exitcode(status))
+
+    here = moved(world(Forks), Prefill(0, 1))
+    assert here.apply(Decode(0)).outcome == Raised("KeyError", "5")
