@@ -7,7 +7,10 @@ import pytest
 from able import PLAIN, able, seen
 from pagedkv.abilities import ABILITY_NAMES
 from pagedkv.specs.abilities import ask, group, prefix, swap, window
-from pagedkv.specs.catalogue import ABILITIES, COMMANDS, PROPERTIES, offered, ops_of
+from pagedkv.specs.abilities.append import Append
+from pagedkv.specs.abilities.core import Decode, Prefill
+from pagedkv.specs.abilities.group import GroupBegin
+from pagedkv.specs.catalogue import ABILITIES, COMMANDS, PROPERTIES, offered, ops_of, used_by
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import EMPTY
 from pagedkv.specs.properties import EveryState, EveryStep
@@ -121,3 +124,28 @@ def test_of_a_window_null_entries_are_judged_or_that_a_ring_turns():
     assert judged(able("window", window=2)) == nulls
     assert judged(able("window", window=2, null_block=None)) == set()
     assert judged(able("window", window=2, null_block=None, ring=True)) == {"window-turned"}
+
+
+# ---------------------------------------------------------------- commands as a reader sees them
+
+
+def test_abilities_are_used_by_their_own_commands():
+    assert used_by([Decode(0), Append(0, 1), GroupBegin()]) == {"append", "group"}
+    assert used_by([Decode(0)]) == used_by([]) == frozenset()
+
+
+def test_in_smaller_blocks_the_last_is_full_or_has_one_token():
+    assert Prefill(0, 7).scaled(3, 2, full=True) == Prefill(0, 6)
+    assert Prefill(0, 7).scaled(3, 2, full=False) == Prefill(0, 5)
+    assert Append(0, 1).scaled(3, 2, full=False) == Append(0, 1)
+    assert list(Decode(0).simpler()) == []
+
+
+def test_hypothesis_shows_a_command_on_one_line():
+    shown = []
+
+    class Printer:
+        text = shown.append
+
+    Prefill(0, 7)._repr_pretty_(Printer, False)
+    assert shown == ["Prefill(request=0, tokens=7)"]
