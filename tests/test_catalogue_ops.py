@@ -142,7 +142,7 @@ def test_in_smaller_blocks_the_last_is_full_or_has_one_token():
 
 
 def test_hypothesis_shows_a_command_on_one_line():
-    shown = []
+    shown = list[str]()
 
     class Printer:
         text = shown.append

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -269,7 +270,7 @@ def test_a_right_history_breaks_nothing_in_the_whole_catalogue():
 def hidden(within: Setting, dense: Model) -> State:
     """A target that shows no table of any live request, and blocks of nobody else's."""
     told = {r: report(len(tags), (), within) for r, tags in dense.live.items()}
-    there = {
+    there: dict[str, Any] = {
         "num_free": 4,
         "ref_counts": {},
         "reverse_map": (),
@@ -281,7 +282,7 @@ def hidden(within: Setting, dense: Model) -> State:
         "swapped": dict.fromkeys(dense.swapped, ()),
         "host_free": tuple(range(within.host_blocks)),
     }
-    withheld = frozenset() if dense.grouping else None
+    withheld = frozenset[int]() if dense.grouping else None
     return seen(within, dense, {}, ends={0: 1.0}, reports=told, withheld=withheld, **there)
 
 
