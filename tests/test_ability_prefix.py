@@ -427,6 +427,17 @@ def test_requests_share_blocks_of_the_same_content_whole_or_cut():
     assert "but the tokens there are not the same" in message(judgement)
 
 
+def test_every_shared_block_is_compared_over_what_both_have_of_it():
+    within = able("prefix", blocks=6)
+    ends = after(within, Prefill(0, 4), Prefill(1, 3), Admit(2, (0, 0, 1, 0), 0))
+    assert judge_unique(seen(within, ends, {0: (0, 1), 1: (0, 1), 2: (0, 2)})) is HOLDS
+    wrong = judge_unique(seen(within, ends, {0: (0, 1), 1: (0, 3), 2: (0, 1)}))
+    words = "block_table[0][1] = 1 = block_table[2][1], but the tokens there are not the same"
+    assert Broken(words, (1,), (0, 2)) == wrong
+    unknown = seen(within, EMPTY, {3: (5,), 4: (5,)})
+    assert judge_unique(unknown) is HOLDS
+
+
 # ---------------------------------------------------------------- what can be found afterwards
 
 

@@ -138,6 +138,18 @@ def test_what_the_window_leaves_behind_goes_back_though_another_table_keeps_it()
     assert message(kept).startswith("decode(0): block_table[0][3] = 4 != -1: the window of 3")
 
 
+def test_an_entry_is_counted_through_all_tables():
+    three = able("append", "window", blocks=9, windows=(None, 3, 1))
+    five = after(three, Prefill(0, 5))
+    six = after(three, Decode(0), start=five)
+    was = seen(three, five, {0: tuple(range(9))})
+    wrong = message(judge_kept(seen(three, five, {0: (0, 1, 2, 3, 4, 5, 6, 7, NULL)})))
+    assert wrong.startswith("block_table[0][8] = -1 is null")
+    late = seen(three, six, {0: (0, 1, 2, NULL, 4, 5, NULL, 7, 8)})
+    kept = message(judge_freed(step(Decode(0), was, late)))
+    assert kept.startswith("decode(0): block_table[0][7] = 7 != -1: the window of 1")
+
+
 def test_a_wrong_token_is_said_of_its_table():
     tags = FIVE.live[0]
     tables = {0: (1, 2, 3, NULL, 5, 6)}

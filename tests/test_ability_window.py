@@ -13,7 +13,7 @@ from pagedkv.specs.abilities.window import WINDOW, judge_freed, judge_kept
 from pagedkv.specs.contents import judge_contents
 from pagedkv.specs.free_list import judge_conserved
 from pagedkv.specs.index import judge_ref_counts, judge_reports
-from pagedkv.specs.model import EMPTY
+from pagedkv.specs.model import EMPTY, POISON
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, Sometimes
 from pagedkv.specs.steps import Grant, NoBlocks
 from pagedkv.specs.tables import judge_unique, judge_valid
@@ -183,3 +183,19 @@ def test_only_the_window_is_read_and_a_wrong_token_is_named_by_its_position():
     judgement = judge_contents(wrong)
     expected = "cache of request 0, position 3: reads token 2 of request 0 != token 3 of request 0"
     assert Broken(expected, (1,), (0,)) == judgement
+
+
+def test_what_a_refusal_dropped_is_not_read_and_the_rest_still_is():
+    dropping = able("append", "window", blocks=6, window=3, drops_behind_window=True)
+    last = FIVE.live[0][4]
+
+    def judged(within, table, *read):
+        return judge_contents(seen(within, FIVE, {0: table}, contents={0: read}))
+
+    two, one = (NULL, NULL, 2), (NULL, 1, 2)
+    assert judged(dropping, two, POISON, POISON, last) is HOLDS
+    assert "position 4: reads nothing" in message(judged(dropping, two, *[POISON] * 3))
+    assert "position 2: reads nothing" in message(judged(dropping, one, POISON, POISON, last))
+    assert "position 2: reads nothing" in message(judged(WITHIN, two, POISON, POISON, last))
+    shortened = able("append", "window", window=3, null_block=None, drops_behind_window=True)
+    assert "position 2: reads nothing" in message(judged(shortened, (1, 2), POISON, POISON, last))

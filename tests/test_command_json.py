@@ -88,3 +88,5 @@ def test_a_field_with_choices_does_not_end_the_checks():
     # A command's fields are checked in no order: here in the one that a mistake would show in.
     with pytest.raises(ValueError, match=r"^request = -1 must be an integer >= 0$"):
         _check_values(Misuse, {"kind": "prefill-live", "request": -1})
+    with pytest.raises(ValueError, match=r"^extra = -1 must be an integer >= 0$"):
+        _check_values(Admit, {"tokens": [0], "extra": -1})

@@ -220,6 +220,8 @@ def test_fewest_blocks_by_content_are_full_ones_and_tails():
     assert blocks_due(grown, forking) == 4
     assert blocks_due(after(forking, Decode(0), start=grown), forking) == 3
     assert blocks_at_most(shared, forking) == 6
+    threes = able("fork", "prefix", blocks=6, size=3)
+    assert blocks_due(after(threes, Prefill(0, 7), Fork(1, 0), Decode(1)), threes) == 4
 
 
 def test_no_more_requests_are_named_than_live_and_swapped_there_may_be():
@@ -227,6 +229,13 @@ def test_no_more_requests_are_named_than_live_and_swapped_there_may_be():
     dense = after(within, Prefill(0, 1), Fork(1, 0))
     assert free_name(after(within, SwapOut(1), start=dense), within) is None
     assert free_name(after(within, Release(1), start=dense), within) == 2
+
+
+def test_every_token_is_its_writers_that_beyond_the_pool_too():
+    within = able("fork", blocks=1, size=1)
+    dense = after(within, Prefill(0, 2), Fork(2, 0), Release(0)).without_released()
+    assert outlived(dense, within, (2,)) == (0,)
+    assert free_name(dense, within) == 1
 
 
 def test_tags_by_content_are_nobodys_name():

@@ -282,7 +282,7 @@ def hidden(within: Setting, dense: Model) -> State:
         "swapped": dict.fromkeys(dense.swapped, ()),
         "host_free": tuple(range(within.host_blocks)),
     }
-    withheld: frozenset[int] | None = frozenset() if dense.grouping else None
+    withheld = frozenset[int]() if dense.grouping else None
     return seen(within, dense, {}, ends={0: 1.0}, reports=told, withheld=withheld, **there)
 
 

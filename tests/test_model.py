@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from builders import setting
+from able import able
+from builders import declaring, setting
 from pagedkv.specs.model import EMPTY, POISON, Geometry, Model
 
 
@@ -24,6 +25,24 @@ def test_a_geometry_reads_as_words():
 
 def test_capacity_counts_usable_blocks_only():
     assert setting(8, 2, usable=frozenset({4, 6, 7})).capacity == 6
+
+
+def test_blocks_are_shared_by_forks_and_by_content_only():
+    assert able("fork").shares
+    assert able("prefix").shares
+    assert not able("append", "truncate", "swap", "group", "ask").shares
+
+
+def test_no_window_is_no_tokens_wide_and_tags_have_room_for_the_widest():
+    assert (setting(4, 2).widest, setting(4, 2).stride) == (0, 10)
+    behind = able("window", blocks=4, windows=(None, 1, 3))
+    assert (behind.widest, behind.stride) == (3, 13)
+
+
+def test_no_tokens_need_no_block_whatever_is_ahead():
+    ahead = setting(4, 2, declared=declaring(lookahead_tokens=3))
+    assert [ahead.blocks_for(tokens) for tokens in (0, 1, 2)] == [0, 2, 3]
+    assert setting(4, 2).blocks_for(0) == 0
 
 
 def test_tags_are_unique_positive_and_name_their_token():
