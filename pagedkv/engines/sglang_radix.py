@@ -127,8 +127,7 @@ class SGLangRadix(SGLangPaged):
         self._rows.free(made)
 
     def cached_tokens(self, req: Request) -> int:
-        found: int = self.live[req].prefix_len
-        return found
+        return int(self.live[req].prefix_len)
 
     def row(self, req: Request) -> list[int]:
         kv = self.live[req].kv

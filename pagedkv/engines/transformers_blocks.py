@@ -66,7 +66,7 @@ class TransformersBlocks(Adapter[RequestState]):
         )
         self._cache = new_cache(config, batching)
         self._copies: list[tuple[int, int]] = []
-        self._complete = 0
+        self._complete = 0  # what the forward pass to come will complete
         self._ids = count()
 
     def allocate_for_prefill(self, req: Request) -> bool:
@@ -101,7 +101,6 @@ class TransformersBlocks(Adapter[RequestState]):
 
     def computed(self, req: Request) -> None:
         self._cache.mark_shareable_blocks_as_complete(self.live[req], self._complete)
-        self._complete = 0
         self.granted(req)
 
     def fork_request(self, req: Request, child: Request) -> bool:

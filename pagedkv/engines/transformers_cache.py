@@ -1,7 +1,11 @@
-"""transformers' `PagedAttentionCache` as one process makes it, of the smallest models."""
+"""transformers' `PagedAttentionCache` as one process makes it, and what it keeps.
+
+Each group of layers has free blocks and a ledger of its own, all groups the same free sectors.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -10,6 +14,7 @@ from transformers import LlamaConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
+from pagedkv.adapter import plain
 from pagedkv.twins import twin_of
 
 GROUP = "full_attention"
@@ -57,3 +62,26 @@ def _made(
     )
     alone = SimpleNamespace(tp_size=1, are_kv_heads_tp_ed=lambda: False)
     return PagedAttentionCache(config, batching, "cpu", alone, dtype=torch.float32)
+
+
+def free_list(cache: PagedAttentionCache, size: int) -> list[int]:
+    """All free blocks, in hand-out order; `size` of them make a sector."""
+    pool = cache.pool
+    return [
+        *(b for of in pool._free_blocks for tree in of.trees.values() for b in tree[::-1]),
+        *(s * size + i for s in reversed(pool.free_sectors) for i in range(size)),
+    ]
+
+
+def cache_key(cache: PagedAttentionCache) -> Hashable:
+    """Everything later answers of the cache depend on but its tables."""
+    ledgers = [group.ledger for group in cache.cache_allocators.values()]
+    groups = [
+        (
+            *(len(free), free.trees, sorted(ledger.shared_ref_counts.items())),
+            *([*ledger.cached_blocks], sorted(ledger.block_to_hash.items())),
+            sorted(ledger.hash_to_block.items()),
+        )
+        for free, ledger in zip(cache.pool._free_blocks, ledgers, strict=True)
+    ]
+    return plain(cache.pool.free_sectors, groups)

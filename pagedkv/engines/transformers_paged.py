@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from transformers.generation.continuous_batching.requests import RequestState
 
-from pagedkv.adapter import Adapter, plain, told_apart
+from pagedkv.adapter import Adapter, told_apart
 from pagedkv.declarations import NOT_TRIED, Declarations, Returns
-from pagedkv.engines.transformers_cache import GROUP, new_cache
+from pagedkv.engines.transformers_cache import GROUP, cache_key, free_list, new_cache
 from pagedkv.protocol import Request, Snapshot
 
 DECLARES = Declarations(
@@ -144,10 +144,7 @@ class TransformersPaged(Adapter[RequestState]):
             counts |= group.ledger.shared_ref_counts
         return Snapshot(
             **self.of_live(),
-            free_blocks=[
-                *(b for of in pool._free_blocks for tree in of.trees.values() for b in tree[::-1]),
-                *(s * size + i for s in reversed(pool.free_sectors) for i in range(size)),
-            ],
+            free_blocks=free_list(self._cache, size),
             num_free=sum(pool.count_free_blocks(group.index) for group in groups)
             + pool.num_free_sectors * size,
             blocks=range(2 * size, 2 * size + groups[0].num_blocks),
@@ -159,15 +156,6 @@ class TransformersPaged(Adapter[RequestState]):
 
     def state_key(self, names: Mapping[int, int]) -> Hashable:
         """Everything later answers depend on, requests called by `names`; not the contents."""
-        pool, ledgers = self._cache.pool, [group.ledger for group in self._groups]
-        known = [
-            (
-                *(len(free), free.trees, sorted(ledger.shared_ref_counts.items())),
-                *([*ledger.cached_blocks], sorted(ledger.block_to_hash.items())),
-                sorted(ledger.hash_to_block.items()),
-            )
-            for free, ledger in zip(pool._free_blocks, ledgers, strict=True)
-        ]
-        return plain(pool.free_sectors, self.live_key(names), known)
+        return self.live_key(names), cache_key(self._cache)
 
     clone = Adapter.twin

@@ -361,8 +361,7 @@ def test_the_key_has_all_that_a_prompt_is_compared_with(what):
 # ------------------------------------------------------------------------------ the verdict
 
 
-@pytest.mark.parametrize("target", ["exllamav3", "exllamav3-prefix", "exllamav3-partly"])
-def test_nothing_breaks_and_the_lengths_are_too_many_to_exhaust(target):
-    (report,) = check(target, budget=100).targets
-    assert (report.verdict, report.coverage.exhausted) == ("passed", False)
+def test_nothing_breaks_and_the_lengths_are_too_many_to_exhaust():
+    (report,) = check("exllamav3-partly", budget=300).targets
+    assert (report.verdict, report.reason, report.coverage.exhausted) == ("passed", None, False)
     assert report.coverage.depth >= 4
