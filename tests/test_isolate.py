@@ -85,7 +85,7 @@ def test_a_good_target_keeps_its_name_and_is_not_accused():
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_call_that_ends_its_process_is_a_violation_that_is_proven_shortest(monkeypatch):
-    options = Options(budget=60.0, isolate=True, properties=("answered",))
+    options = Options(budget=150.0, isolate=True, properties=("answered",))
     target = isolated("misbehaving:Dies")
     plan = replace(options.plan(), until="first")
     monkeypatch.setattr(Options, "plan", lambda _: plan)
