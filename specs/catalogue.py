@@ -129,7 +129,11 @@ def _offered_by(state: State) -> frozenset[Need]:
         Need.EVICTION: declared.evicts is not None and snapshot.eviction_order is not None,
         Need.NULLS: "window" in declared.abilities and declared.null_block is not None,
         Need.RING: declared.ring,
-        Need.HOST: snapshot.swapped is not None and snapshot.host_free is not None,
+        Need.HOST: (
+            "swap" in declared.abilities
+            and snapshot.swapped is not None
+            and snapshot.host_free is not None
+        ),
         **{Need[name.upper()]: name in declared.abilities for name in ABILITY_NAMES},
         Need.WRONG_USE: any(
             declared.on_wrong_use(operation) != "never" for operation in OPERATIONS

@@ -220,6 +220,12 @@ def test_what_can_be_asked_beside_the_snapshot_is_offered():
     assert {Need.REPORT} == offered(FRESH) - offered(silent)
 
 
+def test_a_second_pool_is_judged_only_where_swapping_is_declared():
+    shown: dict[str, Any] = {"swapped": {}, "host_free": (0,)}
+    assert Need.HOST not in offered(state({}, {}, **shown))
+    assert Need.HOST in offered(state({}, {}, within=able("swap", host=1), **shown))
+
+
 def test_a_hidden_free_list_is_not_offered():
     assert Need.FREE_LIST in offered(FRESH)
     assert Need.FREE_LIST not in offered(state({}, {}, free=None))
