@@ -5,22 +5,16 @@ Every driver makes its histories through `World.apply`, and nothing else calls a
 
 from __future__ import annotations
 
-import marshal
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import lru_cache
-from hashlib import blake2b
-from itertools import groupby, permutations, product
-from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from pagedkv.abilities import AbilityName
 from pagedkv.declarations import STRICT, Raises, Returns
 from pagedkv.protocol import Request, Snapshot
 from pagedkv.specs.commands import Command
-from pagedkv.specs.growth import outlived
-from pagedkv.specs.model import Geometry, Model, Setting
+from pagedkv.specs.model import Geometry, Setting
 from pagedkv.specs.steps import (
     DONE,
     Contents,
@@ -36,17 +30,11 @@ from pagedkv.specs.steps import (
 )
 from pagedkv.stateful.beyond import NO_REQUEST, ask, carry, copied_host, host_pool
 from pagedkv.stateful.copying import freeze, thaw
-from pagedkv.stateful.fingerprint import Opaque, fingerprint
+from pagedkv.stateful.fingerprint import Opaque
+from pagedkv.stateful.keys import Taken, order_of, orders_of, take
 from pagedkv.stateful.logic import Logic
 from pagedkv.stateful.observe import Observer, snapshot_of, told, view
-from pagedkv.stateful.pool import (
-    Pool,
-    Renaming,
-    ShadowPool,
-    TensorPool,
-    renamed_tags,
-    renaming,
-)
+from pagedkv.stateful.pool import Pool, ShadowPool, TensorPool
 from pagedkv.stateful.target import (
     CannotDrive,
     Factory,
@@ -57,18 +45,6 @@ from pagedkv.stateful.target import (
     stay,
 )
 from pagedkv.stateful.trust import Trust
-
-
-class _Keyed(NamedTuple):
-    """A key that was taken, and what it was made of."""
-
-    handles: Mapping[int, Handle]
-    model: Model
-    trust: Trust
-    order: tuple[int, ...]
-    inner: object
-    tags: object
-    key: bytes
 
 
 class World:
@@ -88,7 +64,7 @@ class World:
         self.handles: dict[int, Request] = {}
         self._freed: frozenset[int] = frozenset()
         self.steps = 0
-        self._keyed: _Keyed | None = None
+        self._taken: Taken | None = None
         declared = getattr(self.manager, "declares", None) or STRICT
         with driving("a fresh target can't be observed"):
             seen = snapshot_of(self.manager, {}, ())
@@ -107,7 +83,7 @@ class World:
         elif "fork" in declared.abilities and not hasattr(self.manager, "take_copies"):
             raise CannotDrive("declares fork without physical_kv_cache; give it take_copies()")
         pool.poison(usable)
-        self._host = host_pool(self.manager, geometry, setting)
+        self.host = host_pool(self.manager, geometry, setting)
         self._hooks = Trust(
             "own" if own_hook(self.manager, "state_key") else "whole",
             "own" if own_hook(self.manager, "clone") else "deep",
@@ -234,7 +210,7 @@ class World:
         taken, freed = now - was, was - now
         eyes.follow_tensor()
         if self.setting.declared.abilities:
-            carry(self.manager, eyes.pool, self._host, before, self.state)
+            carry(self.manager, eyes.pool, self.host, before, self.state)
             freed = self._freed_by(before, seen)
         if freed:
             eyes.pool.poison(freed)
@@ -299,8 +275,8 @@ class World:
                 manager, handles = deepcopy(whole)
         copy.manager, copy.handles = manager, handles
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
-        copy._hooks, copy._logic, copy._keyed = self._hooks, self._logic, self._keyed
-        copy._host = copied_host(self._host, manager)
+        copy._hooks, copy._logic, copy._taken = self._hooks, self._logic, self._taken
+        copy.host = copied_host(self.host, manager)
         pool = self._eyes.pool
         tensor = None
         if isinstance(pool, ShadowPool):
@@ -313,121 +289,21 @@ class World:
         copy.state = copy._eyes.state(self.state.model, seen.snapshot, seen.handles)
         return copy
 
-    def _whole(self, trust: Trust) -> bytes:
-        """The state of manager and handles; raises Opaque if it can't be seen."""
-        declared = () if trust.key == "all" else self.setting.declared.meaningless
-        meaningless = {"declares", *declared}
-        # In the order of names: when a handle was made is the driver's business.
-        whole = (self.manager, [self.handles[r] for r in sorted(self.handles)])
-        try:
-            return freeze(whole, meaningless)
-        except Opaque:
-            return fingerprint(whole, meaningless)
+    def orders(self, trust: Trust) -> list[tuple[int, ...]]:
+        """The orders of the requests with a handle that their names have no part in."""
+        return orders_of(self, trust)
 
     def order(self, trust: Trust) -> tuple[int, ...]:
-        """The requests with a handle, in an order that their names have no part in."""
-        handles = self.state.seen.handles
-        if len(handles) < 2:
-            return tuple(handles)
-        orders = self.orders(trust)
-        if len(orders) == 1:
-            return orders[0]
-        return min(orders, key=lambda order: self.key(trust, order) or b"")
-
-    def orders(self, trust: Trust) -> list[tuple[int, ...]]:
-        """The orders that the handles leave open: those that are alike may come in any."""
-        handles = self.state.seen.handles
-        if trust.key != "own":
-            return [tuple(sorted(handles))]
-        if not self.setting.declared.abilities:  # Tables tell live requests apart.
-            return [tuple(sorted(handles, key=lambda r: (handles[r][1:4], r)))]
-        tables = self.state.seen.tables
-        said = {r: (handles[r][1:4], tables.get(r, ())) for r in handles}
-        first = sorted(handles, key=lambda r: (said[r], r))
-        alike = [tuple(group) for _, group in groupby(first, key=said.__getitem__)]
-        return [
-            tuple(r for group in groups for r in group)
-            for groups in product(*(permutations(group) for group in alike))
-        ]
+        """One of these orders, for which the names have no part in the choice either."""
+        return order_of(self, trust)
 
     def key(self, trust: Trust, order: tuple[int, ...] | None = None) -> bytes | None:
-        """A 128-bit digest of the whole state, or None where it can't be taken.
+        """A digest of the whole state, or None where it can't be taken; changes nothing.
 
-        Manager and handles together, less what is declared meaningless; the manager's own
-        `state_key(names)` stands for the manager where its class has one that is trusted, and
-        then states that differ in the requests' names only have one key. order: the requests'
-        order, if it is not this world's to choose.
+        order: the requests' order, if it is not this world's to choose.
         """
-        if trust.key == "none":
+        taken = take(self, trust, order, self._taken)
+        if taken is None:
             return None
-        model, handles, last = self.state.model, self.state.seen.handles, self._keyed
-        if last is not None and not (
-            last.handles is handles and last.model is model and last.trust == trust
-        ):
-            last = None
-        if order is None or set(order) != set(handles):
-            order = self.order(trust) if last is None else last.order
-        try:
-            if trust.key == "own" and self._hooks.key == "own":
-                inner: Any = self.manager.state_key(_names(order))  # type: ignore[attr-defined]
-                tags: Any = self.pool.key(self._renaming(order))
-            else:
-                inner, tags = self._whole(trust), self.pool.key(None)
-            if self.setting.declared.abilities:
-                tags = (tags, self._more(order))
-            # Most calls are refused and move nothing: then the last key is this one too.
-            if last is not None and last[3:6] == (order, inner, tags):
-                return last.key
-            key = _digest(model, handles, order, inner, tags)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # noqa: BLE001 - a target's own key may raise anything
-            return None
-        self._keyed = _Keyed(handles, model, trust, order, inner, tags, key)
-        return key
-
-    def _renaming(self, order: tuple[int, ...]) -> Renaming:
-        """How tags change if the requests in `order` are called 0, 1, 2, ..."""
-        if self.setting.by_content:
-            return None
-        also = outlived(self.state.model, self.setting, order)
-        return renaming((*order, *also), self.setting.stride)
-
-    def _more(self, order: tuple[int, ...]) -> object:
-        """What the core does not have: content, forks, the second pool."""
-        model, names = self.state.model, {r: i for i, r in enumerate(order)}
-        new = self._renaming(order)
-        held = [model.live.get(r) or model.swapped.get(r) or model.kept.get(r, ()) for r in order]
-        tags = [renamed_tags(tags, new) for tags in held]
-        pages: dict[int, int] = {}
-        same = [
-            [pages.setdefault(page, len(pages)) if page >= 0 else page for page in model.pages[r]]
-            for r in order
-            if r in model.pages
-        ]
-        out = sorted(names[r] for r in model.swapped)
-        host = None if self._host is None else self._host.key(new)
-        extra = [self.handles[r].extra_key for r in order]
-        return (tags, same, out, model.grouping, host, extra)
-
-
-@lru_cache(maxsize=4096)
-def _names(order: tuple[int, ...]) -> Mapping[int, int]:
-    return MappingProxyType({r: i for i, r in enumerate(order)})
-
-
-def _digest(
-    model: Model,
-    handles: Mapping[int, Handle],
-    order: tuple[int, ...],
-    inner: object,
-    tags: object,
-) -> bytes:
-    live = model.live
-    whole: Any = (
-        [(len(live.get(r, ())), r in live, *handles[r][1:4]) for r in order],
-        inner,
-        tags,
-    )
-    # Version 0 writes neither references nor interning, so equal values give equal bytes.
-    return blake2b(marshal.dumps(whole, 0), digest_size=16).digest()
+        self._taken = taken
+        return taken.key

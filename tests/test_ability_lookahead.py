@@ -13,7 +13,7 @@ from pagedkv.shared_arrays import SharedArrayKVCacheManager
 from pagedkv.shared_reference import SharedKVCacheManager
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release
-from pagedkv.specs.abilities.prefix import judge_counted
+from pagedkv.specs.abilities.finding import judge_counted
 from pagedkv.specs.abilities.swap import SwapIn, SwapOut
 from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import PROPERTIES, offered

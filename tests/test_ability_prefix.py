@@ -11,10 +11,7 @@ from builders import message, step
 from pagedkv import Request
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
-from pagedkv.specs.abilities.fork import Fork
-from pagedkv.specs.abilities.prefix import (
-    Admit,
-    candidates,
+from pagedkv.specs.abilities.finding import (
     judge_counted,
     judge_found,
     judge_index,
@@ -22,6 +19,8 @@ from pagedkv.specs.abilities.prefix import (
     judge_published,
     judge_whole,
 )
+from pagedkv.specs.abilities.fork import Fork
+from pagedkv.specs.abilities.prefix import Admit, candidates
 from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.content import tags_of

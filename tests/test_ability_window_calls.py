@@ -10,7 +10,7 @@ from able import able, after, seen
 from pagedkv import Declarations, Request, Snapshot
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
-from pagedkv.specs.abilities.prefix import judge_counted
+from pagedkv.specs.abilities.finding import judge_counted
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge

@@ -6,7 +6,7 @@ import pytest
 
 from able import PLAIN, able, seen
 from pagedkv.abilities import ABILITY_NAMES
-from pagedkv.specs.abilities import ask, group, prefix, swap, window
+from pagedkv.specs.abilities import ask, finding, group, swap, window
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Prefill
 from pagedkv.specs.abilities.group import GroupBegin
@@ -56,11 +56,11 @@ def test_a_command_that_takes_no_block_says_so():
 @pytest.mark.parametrize(
     ("name", "judge"),
     [
-        ("prefix-found", prefix.judge_found),
-        ("prefix-counted", prefix.judge_counted),
-        ("prefix-published", prefix.judge_published),
-        ("prefix-kept", prefix.judge_kept),
-        ("prefix-whole", prefix.judge_whole),
+        ("prefix-found", finding.judge_found),
+        ("prefix-counted", finding.judge_counted),
+        ("prefix-published", finding.judge_published),
+        ("prefix-kept", finding.judge_kept),
+        ("prefix-whole", finding.judge_whole),
         ("window-freed", window.judge_freed),
         ("asked-agrees", ask.judge_agrees),
         ("asked-pure", ask.judge_pure),
@@ -74,7 +74,7 @@ def test_every_step_is_judged_by_its_function(name, judge):
 @pytest.mark.parametrize(
     ("name", "judge"),
     [
-        ("index-exact", prefix.judge_index),
+        ("index-exact", finding.judge_index),
         ("host-conserved", swap.judge_host),
         ("window-kept", window.judge_kept),
     ],

@@ -144,13 +144,13 @@ def test_what_is_swapped_stands_in_the_second_pool_and_nothing_else(factory):
     here = moved(world(factory), Prefill(0, 3), SwapOut(0))
     slots = [(block, offset) for block in range(4) for offset in range(2)]
     tags = here.state.model.swapped[0]
-    assert here._host is not None
-    assert here._host.read(slots) == (*tags, *[POISON] * 5)
+    assert here.host is not None
+    assert here.host.read(slots) == (*tags, *[POISON] * 5)
     assert here.pool.read(slots) == (POISON,) * 8
     moved(here, SwapIn(0))
-    assert here._host.read(slots) == (POISON,) * 8
+    assert here.host.read(slots) == (POISON,) * 8
     moved(here, SwapOut(0), Release(0))
-    assert here._host.read(slots) == (POISON,) * 8
+    assert here.host.read(slots) == (POISON,) * 8
 
 
 @pytest.mark.parametrize("factory", [alike.Swapping, SharedKVCacheManager.configured("swap")])
@@ -165,11 +165,11 @@ def test_a_copied_world_has_a_second_pool_of_its_own(factory):
 
 
 def test_a_target_without_swap_has_no_second_pool():
-    assert world(alike.Forking)._host is None
+    assert world(alike.Forking).host is None
     assert world(alike.Forking).setting.host_blocks == 0
     assert world(alike.Swapping).setting.host_blocks == 4
-    assert isinstance(world(alike.Swapping)._host, ShadowPool)
-    assert isinstance(world(SharedKVCacheManager)._host, TensorPool)
+    assert isinstance(world(alike.Swapping).host, ShadowPool)
+    assert isinstance(world(SharedKVCacheManager).host, TensorPool)
 
 
 def test_pools_that_hold_the_same_are_the_same_however_it_came():
