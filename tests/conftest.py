@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from untraced import untraced
+
+if TYPE_CHECKING:
+    from pagedkv import ArrayKVCacheManager, KVCacheManager
 
 # The tensors here are tiny: threads of several workers on the same cores only wait for each other.
 # Commands that the tests start inherit it.
@@ -17,6 +21,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # it: pytest prints whole summaries where CI is set, Hypothesis takes another profile.
 for name in ("CI", "BUILD_NUMBER", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "COLUMNS", "LINES"):
     os.environ.pop(name, None)
+
+
+@pytest.fixture(params=["reference", "array"])
+def make(request: pytest.FixtureRequest) -> type[KVCacheManager | ArrayKVCacheManager]:
+    """Either manager of the core protocol."""
+    from pagedkv import ArrayKVCacheManager, KVCacheManager
+
+    return KVCacheManager if request.param == "reference" else ArrayKVCacheManager
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from managing import Nth, admit, key_of
 from pagedkv import ArrayKVCacheManager, HoldsNothing, Owned, Request, rows
 from pagedkv.arrays import NOBODY
 from pagedkv.rows import FEW, KEPT
-from test_managers import Nth, admit, key_of
 
 
 def settled(manager):

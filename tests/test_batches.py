@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batching import Batching
+from managing import Nth, admit, everything
 from pagedkv import (
     ArrayKVCacheManager,
     Declarations,
@@ -23,7 +24,6 @@ from pagedkv.rows import ints as as_int64
 from pagedkv.running import RunningBatch
 from pagedkv.stateful.profiles import FIXED, PROFILES
 from test_arrays import invariants
-from test_managers import Nth, admit, everything
 from test_scope_counts import MAIN, counted
 
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from managing import admit, key_of
 from pagedkv import KVCacheManager, Request
-from test_managers import admit, key_of
 
 
 def test_prefill_hands_out_the_lowest_free_blocks_after_releases():
