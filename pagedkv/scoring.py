@@ -15,9 +15,9 @@ from pagedkv.stateful.crew import Lost, run_jobs
 from pagedkv.stateful.machine import search, settings_for
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.profiles import EVERY, Scope
-from pagedkv.stateful.report import Counterexample, TargetReport
+from pagedkv.stateful.report import TargetReport
 from pagedkv.stateful.score import Planted, Run, lost, run_of
-from pagedkv.stateful.shrink import shrink
+from pagedkv.stateful.shrink import Shrunk, shrink
 from pagedkv.stateful.traces import Trace
 from pagedkv.stateful.trust import System
 from pagedkv.targets import resolve
@@ -60,8 +60,8 @@ def score_all(
     return runs
 
 
-def cut_down(job: tuple[Mutant, int]) -> Counterexample | None:
-    """What a random history that breaks the mutant's property comes down to; None if none does.
+def by_chance(job: tuple[Mutant, int]) -> Trace | None:
+    """A random history of this seed that breaks the mutant's property; None if none does.
 
     The other order of drivers: chance first, then the search of the fixed scope.
     """
@@ -76,5 +76,9 @@ def cut_down(job: tuple[Mutant, int]) -> Counterexample | None:
     longer = search(make, judge=judge, settings=settings_for("quick"), seed=seed).falsified
     if longer is None:
         return None
-    trace = Trace(mutant.target, longer.geometry, longer.commands, mutant.breaks)
-    return shrink(made, trace).example
+    return Trace(mutant.target, longer.geometry, longer.commands, mutant.breaks)
+
+
+def cut_down(trace: Trace) -> Shrunk:
+    """What a history of a mutant comes down to; changes nothing but the targets it makes."""
+    return shrink(subject(resolve(trace.target)), trace)
