@@ -34,6 +34,7 @@ class Configurable:
     declares: ClassVar[Declarations]
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if "declares" not in cls.__dict__:
             cls.declares = _declared(cls)
 

@@ -21,17 +21,9 @@ from typing import Any, NamedTuple, Self, SupportsIndex
 
 import torch
 
-from pagedkv import ledger
-from pagedkv.configurable import NULL_BLOCK, Configurable
-from pagedkv.protocol import (
-    AlreadyHolding,
-    HoldsNothing,
-    InvalidBlockTable,
-    Request,
-    Snapshot,
-    as_int,
-)
-from pagedkv.reference import already_holding, copied, in_pool, misuse, unreadable
+from pagedkv.leasing import Leasing
+from pagedkv.protocol import HoldsNothing, Request, Snapshot, as_int
+from pagedkv.reference import copied, in_pool, misuse, unreadable
 from pagedkv.shared_blocks import SharedBlocks
 
 
@@ -46,7 +38,7 @@ class SharedLease(NamedTuple):
     cached_tokens: int
 
 
-class SharedCore(Configurable):
+class SharedCore(Leasing[SharedLease]):
     """The state of `SharedKVCacheManager`, its copies and its views."""
 
     # What `clone` knows how to copy; anything a subclass adds is copied deeply.
@@ -74,21 +66,6 @@ class SharedCore(Configurable):
     def free_blocks(self) -> list[int]:
         """The free blocks, ascending, cached ones not among them; a fresh list."""
         return list(self._blocks.free)
-
-    def allocation_report(self, req: Request) -> dict[str, float]:
-        """How full the blocks of `req` are, read off the handle alone: `ledger.allocation_report`.
-
-        Null entries are room that is not allocated: `allocated_tokens` counts the blocks held,
-        `utilization` is the share of these that holds tokens. Changes nothing. Raises ValueError
-        where a table set by hand is too short for `seq_len`.
-        """
-        report = ledger.allocation_report(req.seq_len, len(req.block_table), self.block_size)
-        nulls = req.block_table.count(NULL_BLOCK) if self.window is not None else 0
-        if nulls:
-            allocated = report["allocated_tokens"] - nulls * self.block_size
-            used = allocated - report["unused_tail_tokens"]
-            report |= {"allocated_tokens": allocated, "utilization": used / (allocated or 1)}
-        return report
 
     def get_physical_cache(self, req: Request) -> torch.Tensor:
         """The `[seq_len, head_dim]` rows that the table of `req` names, in table order: a copy.
@@ -171,17 +148,6 @@ class SharedCore(Configurable):
         twin.__dict__.update(state)
         return twin, handles
 
-    def _unknown(self, action: str, req: Request) -> None:
-        """Make sure that `req` and its id are new; raises AlreadyHolding. Changes nothing."""
-        lease, out = self._live.get(req.request_id), self._swapped.get(req.request_id)
-        if lease is not None or len(req.block_table):
-            raise already_holding(req, lease and lease.handle, action)
-        if out is not None:
-            why = "which is swapped out; swap it in or release it first"
-            if out.handle is not req:
-                why = "whose id a request that is swapped out has; use another id"
-            raise AlreadyHolding(f"{action} request {req.request_id}, {why}")
-
     def _lease_of(self, action: str, req: Request) -> SharedLease:
         """What exactly this handle holds; raises MisuseError unless its table agrees."""
         lease = self._live.get(req.request_id)
@@ -193,22 +159,6 @@ class SharedCore(Configurable):
             )
         held = None if lease is None or lease.handle is not req else lease.blocks
         raise misuse(action, req, held, self.num_blocks, lambda block: self._holder(block, req))
-
-    def _lease_out(self, action: str, req: Request) -> SharedLease:
-        """What exactly this handle has in the second pool; raises MisuseError otherwise."""
-        if not self._is_out(req):
-            raise HoldsNothing(f"{action} of request {req.request_id}, which is not swapped out")
-        if len(req.block_table):
-            raise InvalidBlockTable(
-                f"{action} of request {req.request_id} with block_table = {req.block_table}, "
-                f"though it is swapped out; leave the table empty"
-            )
-        return self._swapped[req.request_id]
-
-    def _is_out(self, req: Request) -> bool:
-        """Whether exactly this handle is swapped out; changes nothing."""
-        out = self._swapped.get(req.request_id)
-        return out is not None and out.handle is req
 
     def _holder(self, block: int, asking: Request) -> Request | None:
         """A live request that holds `block`, `asking` if it is one; None if nobody does."""

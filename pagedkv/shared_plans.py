@@ -168,7 +168,7 @@ class SharedPlans(SharedCore):
 
     def _plan_swap_in(self, req: Request) -> SwapPlan:
         self._needs("swap", "swap_in")
-        out, blocks = self._lease_out("swap_in", req), self._blocks.copy()
+        out, blocks = self._out("swap_in", req), self._blocks.copy()
         seq_len = self._fitting("swap_in", req, out)
         here = _take(blocks, req, len(out.blocks))
         lease = out._replace(blocks=tuple(here))

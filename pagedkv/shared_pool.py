@@ -29,7 +29,8 @@ from typing import SupportsIndex
 import numpy as np
 import torch
 
-from pagedkv.configurable import NULL_BLOCK, Configurable
+from pagedkv.configurable import NULL_BLOCK
+from pagedkv.leasing import Leasing
 from pagedkv.protocol import OutOfBlocks, Request, as_int
 from pagedkv.rows import Int32, Int64
 from pagedkv.shared_plan import NOTHING, Held, Key, Plan
@@ -38,7 +39,7 @@ OUT = -1
 """What `_place` says of a block that is not cached."""
 
 
-class SharedPool(Configurable):
+class SharedPool(Leasing[Held]):
     """The two pools and their arrays: how blocks are taken, dropped, published and found.
 
     Raises ValueError for a value below 1, TypeError for booleans and floats.

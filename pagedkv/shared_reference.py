@@ -60,7 +60,7 @@ class SharedKVCacheManager(SharedPlans):
         out; nothing has changed then.
         """
         if self._is_out(req):
-            host_free = sorted([*self._host_free, *self._lease_out("release", req).blocks])
+            host_free = sorted([*self._host_free, *self._out("release", req).blocks])
             del self._swapped[req.request_id]
             self._host_free = host_free
             return
@@ -192,22 +192,6 @@ class SharedKVCacheManager(SharedPlans):
         self._live[req.request_id] = lease
         req.block_table = table
         req.seq_len = seq_len
-
-    def _alike(self, req: Request, child: Request) -> None:
-        """Make sure that a fork can't put wrong content under a key; raises MisuseError."""
-        who = f"fork of request {req.request_id} into {child.request_id}"
-        if child.seq_len != req.seq_len:
-            raise MisuseError(
-                f"{who}: their lengths are {req.seq_len} and {child.seq_len}; "
-                f"make the child with the length of its parent"
-            )
-        if "prefix" in self.abilities and (
-            child.extra_key != req.extra_key or list(child.tokens) != list(req.tokens)
-        ):
-            raise MisuseError(
-                f"{who}: their tokens or extra keys differ, {req.tokens} under {req.extra_key!r} "
-                f"and {child.tokens} under {child.extra_key!r}; make the child with its parent's"
-            )
 
 
 WindowKVCacheManager = SharedKVCacheManager.configured("append", "ask", "group", "window", window=2)

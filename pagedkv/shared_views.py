@@ -13,19 +13,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from pagedkv import ledger
-from pagedkv.configurable import NULL_BLOCK
 from pagedkv.ledger import blocks_for
-from pagedkv.protocol import (
-    AlreadyHolding,
-    HoldsNothing,
-    InvalidBlockTable,
-    MisuseError,
-    Request,
-    Snapshot,
-    as_int,
-)
-from pagedkv.reference import already_holding, copied, fitting_length, misuse, unreadable
+from pagedkv.protocol import HoldsNothing, Request, Snapshot, as_int
+from pagedkv.reference import copied, fitting_length, misuse, unreadable
 from pagedkv.shared_plan import Held
 from pagedkv.shared_pool import SharedPool
 
@@ -37,21 +27,6 @@ class SharedViews(SharedPool):
     def free_blocks(self) -> list[int]:
         """The free blocks, ascending, cached ones not among them; a fresh list. It sorts."""
         return sorted(self._free[: self._num_free].tolist())
-
-    def allocation_report(self, req: Request) -> dict[str, float]:
-        """How full the blocks of `req` are, read off the handle alone: `ledger.allocation_report`.
-
-        Null entries are room that is not allocated: `allocated_tokens` counts the blocks held,
-        `utilization` is the share of these that holds tokens. Changes nothing. Raises ValueError
-        where a table set by hand is too short for `seq_len`.
-        """
-        report = ledger.allocation_report(req.seq_len, len(req.block_table), self.block_size)
-        nulls = 0 if self.window is None else req.block_table.count(NULL_BLOCK)
-        if nulls:
-            allocated = report["allocated_tokens"] - nulls * self.block_size
-            used = allocated - report["unused_tail_tokens"]
-            report |= {"allocated_tokens": allocated, "utilization": used / (allocated or 1)}
-        return report
 
     def get_physical_cache(self, req: Request) -> torch.Tensor:
         """The `[seq_len, head_dim]` rows that the table of `req` names, in table order: a copy.
@@ -145,33 +120,6 @@ class SharedViews(SharedPool):
 
     # ---------------------------------------------------------------- whose call it is
 
-    def _unknown(self, action: str, req: Request) -> None:
-        """Make sure that `req` and its id are new; raises AlreadyHolding. Changes nothing."""
-        held, out = self._live.get(req.request_id), self._swapped.get(req.request_id)
-        if held is not None or len(req.block_table):
-            raise already_holding(req, held and held.handle, action)
-        if out is not None:
-            why = "which is swapped out; swap it in or release it first"
-            if out.handle is not req:
-                why = "whose id a request that is swapped out has; use another id"
-            raise AlreadyHolding(f"{action} request {req.request_id}, {why}")
-
-    def _alike(self, req: Request, child: Request) -> None:
-        """Make sure that a child says of itself what its parent does; raises MisuseError."""
-        who = f"fork of request {req.request_id} into {child.request_id}"
-        if child.seq_len != req.seq_len:
-            raise MisuseError(
-                f"{who}: their lengths are {req.seq_len} and {child.seq_len}; "
-                f"make the child with the length of its parent"
-            )
-        if "prefix" in self.abilities and (
-            child.extra_key != req.extra_key or list(child.tokens) != list(req.tokens)
-        ):
-            raise MisuseError(
-                f"{who}: their tokens or extra keys differ, {req.tokens} under {req.extra_key!r} "
-                f"and {child.tokens} under {child.extra_key!r}; make the child with its parent's"
-            )
-
     def _holding(self, action: str, req: Request) -> Held:
         """What exactly this handle holds; raises MisuseError unless its table agrees."""
         held = self._live.get(req.request_id)
@@ -194,21 +142,6 @@ class SharedViews(SharedPool):
         """The length of a request, which its blocks fit; raises InvalidBlockTable if not."""
         size, ahead = self.block_size, self.lookahead
         return fitting_length(held.handle, len(held.blocks), size, action, ahead)
-
-    def _out(self, action: str, req: Request) -> Held:
-        """What exactly this handle has in the second pool; raises MisuseError otherwise."""
-        if not self._is_out(req):
-            raise HoldsNothing(f"{action} of request {req.request_id}, which is not swapped out")
-        if len(req.block_table):
-            raise InvalidBlockTable(
-                f"{action} of request {req.request_id} with block_table = {req.block_table}, "
-                f"though it is swapped out; leave the table empty"
-            )
-        return self._swapped[req.request_id]
-
-    def _is_out(self, req: Request) -> bool:
-        out = self._swapped.get(req.request_id)
-        return out is not None and out.handle is req
 
     def _holder_for(self, req: Request) -> Callable[[int], Request | None]:
         """Who holds a block, `req` first if it is one of them; None if nobody does."""
