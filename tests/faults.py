@@ -165,6 +165,27 @@ PLANTED = (
 # ---------------------------------------------------------------- liars and hiders
 
 
+class Tired(KVCacheManager):
+    """Its own key misses that, once out of blocks, a release loses a block."""
+
+    tired = False
+
+    def allocate_for_decode(self, req: Request) -> None:
+        try:
+            super().allocate_for_decode(req)
+        except OutOfBlocks:
+            self.tired = True
+            raise
+
+    def release_request(self, req: Request) -> None:
+        super().release_request(req)
+        if self.tired:
+            self._free.pop()
+
+    def state_key(self, names: Mapping[int, int]) -> tuple[Any, ...]:
+        return super().state_key(names)
+
+
 class LyingKey(SecondRelease):
     """Its key leaves out the counter that its fault depends on."""
 

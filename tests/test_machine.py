@@ -13,6 +13,7 @@ from hypothesis import Phase, Verbosity, settings
 from hypothesis.database import InMemoryExampleDatabase
 from hypothesis.stateful import run_state_machine_as_test
 
+from faults import Boundary, LeakWhenOut
 from pagedkv import ArrayKVCacheManager, Declarations, KVCacheManager, OutOfBlocks, Request
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill
 from pagedkv.specs.catalogue import PROPERTIES, offered, ops_of
@@ -59,27 +60,6 @@ def searched(make: Make, seed: int | None = None, *, examples=100, **kwargs) -> 
 
 
 # ---------------------------------------------------------------- planted faults
-
-
-class BoundaryFault(KVCacheManager):
-    """Decides that a block is full from the new length alone, which block size 1 never says."""
-
-    def allocate_for_decode(self, req: Request) -> None:
-        if self.block_size == 1 and req.block_table:
-            req.seq_len += 1
-        else:
-            super().allocate_for_decode(req)
-
-
-class LeakWhenOut(KVCacheManager):
-    """Loses the blocks that a prefill took before it found too few."""
-
-    def allocate_for_prefill(self, req: Request) -> None:
-        try:
-            super().allocate_for_prefill(req)
-        except OutOfBlocks:
-            self._free = self._free[1:]
-            raise
 
 
 class DoubleFree(KVCacheManager):
@@ -132,7 +112,7 @@ class Fickle(KVCacheManager):
 
 
 FAULTS = {
-    BoundaryFault: "out-of-blocks",
+    Boundary: "out-of-blocks",
     LeakWhenOut: "rollback",
     DoubleFree: "misuse-refused",
     WrongReport: "report-agrees",
@@ -490,7 +470,7 @@ def test_a_test_case_fails_readably_on_a_fault_and_passes_without(tmp_path):
 
 
 def test_a_machine_raises_what_it_found_with_its_trace():
-    machine = machine_for(worlds(BoundaryFault), geometries=[Geometry(1, 1)])
+    machine = machine_for(worlds(Boundary), geometries=[Geometry(1, 1)])
     with no_constants_of_others(), pytest.raises(Falsified) as caught:
         run_state_machine_as_test(machine, settings=settings_for("quick"))
     found = caught.value

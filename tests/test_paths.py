@@ -7,7 +7,8 @@ from copy import deepcopy
 import pytest
 
 from allocators import Plain
-from pagedkv import KVCacheManager, OutOfBlocks
+from faults import Tired
+from pagedkv import KVCacheManager
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
@@ -20,27 +21,6 @@ from pagedkv.stateful.world import World
 
 OWN, GENERIC, NONE = Trust(), Trust("whole", "deep"), Trust("none", "none")
 POOL = Geometry(2, 1)
-
-
-class Hidden(KVCacheManager):
-    """Its own key misses that, once out of blocks, a release loses a block."""
-
-    tired = False
-
-    def allocate_for_decode(self, req):
-        try:
-            super().allocate_for_decode(req)
-        except OutOfBlocks:
-            self.tired = True
-            raise
-
-    def release_request(self, req):
-        super().release_request(req)
-        if self.tired:
-            self._free.pop()
-
-    def state_key(self, names):
-        return super().state_key(names)
 
 
 class SharesList(Plain):
@@ -152,6 +132,6 @@ def search(factory):
 
 
 def test_what_a_search_finds_breaks_again_though_the_targets_key_misses_something():
-    found, again = search(Hidden)
+    found, again = search(Tired)
     assert found.found
     assert all(again(history.commands).violations for history in found.found.values())
