@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from time import monotonic
 from typing import Generic, TypeVar
+
+from pagedkv.stateful.spawning import deaf, name_of
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -100,7 +100,7 @@ class _Crew(Generic[Job, Result]):
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(self._work, theirs), daemon=True)
-        with _deaf():
+        with deaf():
             process.start()
         theirs.close()
         return _Worker(process, ours)
@@ -127,7 +127,7 @@ class _Crew(Generic[Job, Result]):
             said = worker.pipe.recv()
         except (EOFError, OSError):
             worker.process.join()
-            how = f"its process died ({_named(worker.process.exitcode or 0)})"
+            how = f"its process died ({name_of(worker.process.exitcode or 0)})"
             if worker.job is None:
                 raise RuntimeError(f"a child could not begin: {how}") from None
             self._lose(worker, how)
@@ -149,24 +149,6 @@ class _Crew(Generic[Job, Result]):
         self._ends[worker.job] = end
         self._on_end(worker.job)
         worker.job = None
-
-
-def _named(code: int) -> str:
-    names = {int(one): one.name for one in signal.Signals}
-    return f"exit code {code}" if code >= 0 else names.get(-code, f"signal {-code}")
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Start children that Ctrl-C passes by: it is their parent that ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _serve(work: Callable[[Job], Result], pipe: Connection) -> None:

@@ -26,6 +26,7 @@ from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.profiles import EVERY, Scope
 from pagedkv.stateful.report import Counterexample, OneMinimal
+from pagedkv.stateful.spawning import name_of
 from pagedkv.stateful.subject import Subject
 
 OWN = frozenset(
@@ -43,12 +44,6 @@ _RAISED = 99
 def brings_itself(code: int) -> bool:
     """Whether a process that ended so did it by itself; changes nothing."""
     return code >= 0 or -code in OWN
-
-
-def name_of(code: int) -> str:
-    """How a process ended, in words: "exit code 7", "SIGSEGV"."""
-    names = {int(one): one.name for one in signal.Signals}
-    return f"exit code {code}" if code >= 0 else names.get(-code, f"signal {-code}")
 
 
 def cut(subject: Subject, plan: Plan, last: Last, code: int) -> Counterexample | None:

@@ -36,9 +36,9 @@ from pagedkv.stateful.journal import Last, last_of
 from pagedkv.stateful.memory import most, resident, too_much
 from pagedkv.stateful.output import Output
 from pagedkv.stateful.plan import Plan
-from pagedkv.stateful.postmortem import name_of, told_of
+from pagedkv.stateful.postmortem import told_of
 from pagedkv.stateful.report import Counterexample, Coverage, PropertyResult, TargetReport, Verdict
-from pagedkv.stateful.spawning import deaf, death_of
+from pagedkv.stateful.spawning import deaf, death_of, name_of
 
 __all__ = ["PROGRESS_SECONDS", "OnEvent", "Resolve", "Update", "death_of", "run_all"]
 

@@ -10,7 +10,11 @@ from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
-from pagedkv.stateful.postmortem import name_of
+
+def name_of(code: int) -> str:
+    """How a process ended, in words: "exit code 7", "SIGSEGV"."""
+    names = {int(one): one.name for one in signal.Signals}
+    return f"exit code {code}" if code >= 0 else names.get(-code, f"signal {-code}")
 
 
 def death_of(work: Callable[[str], object], name: str, seconds: float) -> str | None:
