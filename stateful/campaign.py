@@ -92,7 +92,7 @@ class _Campaign:
             found = {name: one for name, one in found.items() if order(one) == first}
         examples = [self._proven(found[name], explored) for name in sorted(found)]
         randomly = _Random()
-        if goes_on(plan, found) and not interrupted(explored):
+        if goes_on(plan, found) and not any(exploration.unreliable for exploration in explored):
             randomly = self._beside(found, explored)
         examples += randomly.examples
         injected = self._injected(found, explored)

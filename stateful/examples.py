@@ -9,8 +9,10 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
+from pagedkv.stateful.explorer import VARIES
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Counterexample, Frame, Proof
+from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System
 
 SHOWN = 60
@@ -32,12 +34,19 @@ def example_of(
 ) -> Counterexample:
     """The counterexample of a history that ends in this violation; changes nothing.
 
-    It runs again on a fresh target, unless it is too long to be shown step by step.
+    It runs again on a fresh target, unless it is too long to be shown step by step. Raises
+    CannotDrive where it does not end so again: what is shown must be what is said.
     """
     prop = violation.property
     frames: tuple[Frame, ...] = ()
     if len(commands) <= SHOWN:
-        frames = replay(make, commands, judge(), frames=True, look_past=others(prop.id)).frames
+        ran = replay(make, commands, judge(), frames=True, look_past=others(prop.id))
+        if all(again.property is not prop for again in ran.violations):
+            run = ", ".join(map(str, commands)) or "nothing"
+            raise CannotDrive(
+                f"{VARIES}: {prop.id} broke after {run}, and not when this was run again"
+            )
+        frames = ran.frames
     return Counterexample(
         property=prop.id,
         statement=prop.statement,

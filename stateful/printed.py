@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.properties import OF_ABILITIES, Sometimes
+from pagedkv.stateful.explorer import VARIES
 from pagedkv.stateful.report import (
     Counterexample,
     Injection,
@@ -262,7 +263,13 @@ def hints(report: Report, profile: str, traces: Sequence[Path] = ()) -> list[str
             "put the test above into your suite, it fails until the fault is gone; "
             "a fault to live with goes into --expected-failures, as `property-id: reason`"
         )
-    if any(t.verdict == "unknown" and t.coverage.states for t in report.targets):
+    unknown = [target for target in report.targets if target.verdict == "unknown"]
+    if any((target.reason or "").startswith(VARIES) for target in unknown):
+        found.append(
+            "two runs that differ share something: a class attribute, a mutable default argument, "
+            "a module's variable, a clock, random numbers; give each manager its own"
+        )
+    elif any(target.coverage.states for target in unknown):
         found.append("for more than unknown, give it time: --budget SECONDS, or --profile nightly")
     if verdicts == {"passed"} and profile == "quick":
         found.append("--profile ci searches deeper, --profile nightly for ten minutes")

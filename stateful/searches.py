@@ -15,6 +15,7 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.explorer import (
     INTERRUPTED,
+    VARIES,
     Exploration,
     Found,
     Limits,
@@ -232,6 +233,8 @@ def covers(exploration: Exploration, depth: int | None) -> bool:
 def unfinished(explored: Iterable[Exploration], depth: int) -> str | None:
     """Why not every history of up to `depth` commands was tried; None if all were."""
     for exploration in explored:
+        if exploration.stopped is not None and exploration.stopped.startswith(VARIES):
+            return exploration.stopped
         if not exploration.covers(depth):
             return f"stopped at depth {exploration.depth}: {exploration.stopped}"
     return None

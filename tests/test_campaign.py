@@ -226,6 +226,29 @@ def test_a_target_that_is_not_deterministic_is_unknown_however_deep_that_shows(d
     assert "not deterministic" in str(report.reason)
 
 
+def test_what_the_search_found_to_vary_is_not_driven_at_random():
+    made = itertools.count()
+
+    class Worn(KVCacheManager):
+        """Of the managers that are made after the first sixty every third loses a block."""
+
+        def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
+            super().__init__(num_blocks, block_size, head_dim)
+            number = next(made)
+            self.loses = number > 60 and number % 3 == 0
+
+        def allocate_for_prefill(self, req: Request) -> None:
+            super().allocate_for_prefill(req)
+            if self.loses:
+                self._free = self._free[1:]
+
+    report = run(Worn)
+    assert report.verdict == "unknown"
+    assert str(report.reason).startswith("not deterministic: ")
+    assert report.counterexamples == ()
+    assert report.coverage.random_steps == 0
+
+
 @keyed
 class Interrupted(WrongReport):
     """Somebody presses Ctrl-C in a pool of so many blocks."""

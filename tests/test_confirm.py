@@ -16,9 +16,14 @@ from pagedkv.specs.abilities.core import Misuse, Prefill, Release, Resume
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
+from pagedkv.specs.properties import Broken, Violation
 from pagedkv.stateful import explorer, paths
+from pagedkv.stateful.examples import example_of
 from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.report import Shortest
+from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System, Trust
+from pagedkv.stateful.world import World
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +135,22 @@ def test_what_does_not_break_again_though_nothing_is_relied_on_is_not_determinis
     assert str(found.stopped).startswith("not deterministic: conservation broke after prefill(0")
     assert str(found.stopped).endswith(", and not when this was run again")
     assert not found.exhausted
+
+
+def test_a_history_that_does_not_end_as_it_did_is_not_shown():
+    def make() -> World:
+        return world(KVCacheManager, 2, 1)
+
+    violation = Violation(PROPERTIES["conservation"], Broken("1 + 0 != 2", (), ()), 1)
+    with pytest.raises(CannotDrive, match="not deterministic: conservation broke after prefill"):
+        example_of(
+            make,
+            lambda: Judge(PROPERTIES.values(), offered(make().state)),
+            Geometry(2, 1),
+            (Prefill(0, 1),),
+            violation,
+            Shortest(1),
+        )
 
 
 def test_a_fresh_state_that_is_broken_is_confirmed_without_a_command():

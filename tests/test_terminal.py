@@ -212,6 +212,11 @@ def test_the_end_is_one_line_a_target():
         ([target(verdict="passed")], "quick", ["--profile ci searches deeper"]),
         ([target(verdict="passed")], "ci", []),
         ([target(verdict="unknown")], "quick", ["give it time: --budget SECONDS"]),
+        (
+            [target(verdict="unknown"), target(verdict="unknown", reason="not deterministic: no")],
+            "quick",
+            ["give each manager its own"],
+        ),
         ([target(), target(verdict="unknown")], "ci", ["--traces", "put the test", "give it time"]),
         ([], "quick", []),
     ],
