@@ -67,7 +67,7 @@ def by_chance(job: tuple[Mutant, int]) -> Trace | None:
     """
     mutant, seed = job
     made = subject(resolve(mutant.target))
-    scope = Scope("random", (), 4, keeps_released=True, abilities=EVERY)
+    scope = Scope("random", (), 4, keeps_released=True, abilities=EVERY, varied=True)
 
     def make(geometry: Geometry) -> System:
         return made.world(scope, geometry)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import count as counting
 from itertools import islice
 
-from pagedkv.specs.content import block_of
 from pagedkv.specs.model import GONE, Model, Setting
 from pagedkv.specs.steps import Grant
 
@@ -155,7 +154,12 @@ def blocks_due(model: Model, setting: Setting) -> int:
     """Blocks that the live requests need in all, at least; changes nothing."""
     size = setting.geometry.block_size
     if setting.cuts_shared:
-        return len({block_of(tag, size) for tags in model.live.values() for tag in tags})
+        # A block that was cut may be one that another request has whole: its end is inside that.
+        ends, inside = set[int](), set[int]()
+        for tags in model.live.values():
+            for position, tag in enumerate(tags, 1):
+                (inside if position % size and position < len(tags) else ends).add(tag)
+        return len(ends - inside)
     if setting.by_content:
         whole = {tags[end] for tags in model.live.values() for end in _ends(len(tags), size)}
         if not setting.tracks_pages:

@@ -48,6 +48,7 @@ class Setting:
     keeps_released: a released request's handle is kept, to be resumed or misused.
     active: the declared abilities whose commands are tried.
     host_blocks: the blocks of the second pool.
+    varied: what is drawn from is wider than what could be exhausted, and in large pools coarser.
     """
 
     geometry: Geometry
@@ -57,6 +58,7 @@ class Setting:
     keeps_released: bool = False
     active: frozenset[AbilityName] = frozenset()
     host_blocks: int = 0
+    varied: bool = False
     by_content: bool = field(init=False, repr=False, compare=False)
     """Whether blocks are shared by what they hold: a tag then says that, and no request."""
     shares: bool = field(init=False, repr=False, compare=False)

@@ -215,7 +215,7 @@ class _Campaign:
         from pagedkv.stateful.machine import search, settings_for  # Hypothesis, only when used
 
         judge = self._searches.judge()
-        scope = Scope("random", (), 6, keeps_released=True, abilities=EVERY)
+        scope = Scope("random", (), 6, keeps_released=True, abilities=EVERY, varied=True)
         result = search(
             lambda geometry: self._subject.world(scope, geometry),
             judge=judge,

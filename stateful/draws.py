@@ -16,19 +16,20 @@ Make = Callable[[Geometry], System]
 """Makes a fresh world, or two in lockstep. Raises CannotDrive."""
 
 
-def tiny(declared: Declarations) -> tuple[Geometry, ...]:
-    """Pools of 1 to 8 blocks and blocks of 1 to 4 tokens that the target can have, smallest first.
+def drawable(declared: Declarations) -> tuple[Geometry, ...]:
+    """Pools of 1 to 8, 12, 34 and 70 blocks of 1 to 4 and 16 tokens that the target can have.
 
-    Its two smallest block sizes where it can have none of these.
+    Smallest first. Its two smallest block sizes where none of these is below 16. More than 8 blocks
+    fill a byte of a bitmap, more than 32 or 64 a word; 10 stands before 9 where numbers are text.
     """
     sizes: Sequence[int] = [
-        s for s in (1, 2, 3, 4) if declared.block_sizes is None or s in declared.block_sizes
+        s for s in (1, 2, 3, 4, 16) if declared.block_sizes is None or s in declared.block_sizes
     ]
-    if not sizes:
+    if sizes in ([], [16]):
         sizes = sorted(declared.block_sizes or ())[:2]
     return tuple(
         Geometry(blocks, size, head_dim)
-        for blocks in range(1, 9)
+        for blocks in (*range(1, 9), 12, 34, 70)
         for size in sizes
         for head_dim in (1, 2)
         if declared.supports(blocks, size)
@@ -36,19 +37,35 @@ def tiny(declared: Declarations) -> tuple[Geometry, ...]:
 
 
 def drivable(make: Make) -> tuple[Geometry, ...]:
-    """The tiny geometries of a target, asked of the first one that can be made."""
+    """The tiny geometries of a target, asked of the first one that can be made.
+
+    Of those with more than 8 blocks only what it can have with tags that its tensor holds exactly.
+    """
     refused: CannotDrive | None = None
-    for geometry in (*tiny(Declarations()), Geometry(4, 16), Geometry(4, 256)):
+    for geometry in (*drawable(Declarations()), Geometry(4, 16), Geometry(4, 256)):
         try:
             declared = make(geometry).setting.declared
         except CannotDrive as error:
             refused = refused or error
             continue
-        if found := tiny(declared):
-            return found
+        if found := drawable(declared):
+            large = [g for g in found if g.num_blocks > SURE and not _can_have(make, g)]
+            return tuple(geometry for geometry in found if geometry not in large)
         refused = refused or CannotDrive(f"the target declares that it can't have {geometry}")
     assert refused is not None
     raise refused
+
+
+SURE = 8
+"""A pool of more blocks is made once before it is drawn."""
+
+
+def _can_have(make: Make, geometry: Geometry) -> bool:
+    try:
+        make(geometry)
+    except CannotDrive:
+        return False
+    return True
 
 
 MOST_TIMES = 3

@@ -90,6 +90,7 @@ def _one(setting: Setting) -> Setting:
         setting.keeps_released,
         setting.active,
         setting.host_blocks,
+        setting.varied,
     )
     if identity not in _SETTINGS and len(_SETTINGS) >= MOST_SETTINGS:
         _STATES.clear()

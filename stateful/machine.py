@@ -270,7 +270,7 @@ def machine_for(
 ) -> type[RuleBasedStateMachine]:
     """A machine that drives what `make` makes, a World or two in lockstep; changes nothing.
 
-    geometries: smallest first; none given is `tiny`, as far as the target can have them.
+    geometries: smallest first; none given is `drawable`, as far as the target can have them.
     look_past: redundant properties whose violations do not end a history.
     settings: those of its `TestCase`; None is the quick profile.
 

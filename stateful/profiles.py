@@ -42,10 +42,10 @@ MOST_NAMED = 2
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What an exhaustive search covers.
+    """What an exhaustive search covers, or random histories are drawn from.
 
     keeps_released: released handles are kept and used. abilities: the commands of which the target
-    declares are tried too.
+    declares are tried too. varied: with more prompts than could be exhausted.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Scope:
     requests: int
     keeps_released: bool = False
     abilities: Set[AbilityName] = frozenset()
+    varied: bool = False
 
     @property
     def words(self) -> str:

@@ -36,6 +36,7 @@ class Subject:
                 requests=scope.requests,
                 keeps_released=scope.keeps_released,
                 abilities=scope.abilities,
+                varied=scope.varied,
             )
             for factory in self.factories
         ]

@@ -58,6 +58,7 @@ class World:
         requests: int = 3,
         keeps_released: bool = False,
         abilities: frozenset[AbilityName] = frozenset(),
+        varied: bool = False,
     ) -> None:
         """Make a fresh manager. Raises CannotDrive if that fails."""
         self.manager = made(factory, geometry)
@@ -74,7 +75,8 @@ class World:
             usable = frozenset(range(geometry.num_blocks)) - seen.reserved
         active = abilities & declared.abilities
         host = int(self.manager.num_host_blocks) if "swap" in declared.abilities else 0  # type: ignore[attr-defined]
-        setting = Setting(geometry, declared, usable, requests, keeps_released, active, host)
+        kept = keeps_released
+        setting = Setting(geometry, declared, usable, requests, kept, active, host, varied)
         self.setting = setting
         pool: Pool = ShadowPool(geometry.block_size, seen.reserved)
         if tensor is not None:

@@ -27,6 +27,7 @@ def able(
     requests: int = 3,
     host: int = 0,
     keeps_released: bool = True,
+    varied: bool = False,
     **declared: Any,
 ) -> Setting:
     """A pool of 4 blocks of 2 tokens and a target with these abilities, all of them tried.
@@ -38,9 +39,8 @@ def able(
     says: Declarations = declaring(abilities=frozenset(names), **declared)
     usable = frozenset(range(blocks))
     geometry = Geometry(blocks, size)
-    return Setting(
-        geometry, says, usable, requests, keeps_released, frozenset(says.abilities), host
-    )
+    active = frozenset(says.abilities)
+    return Setting(geometry, says, usable, requests, keeps_released, active, host, varied)
 
 
 PLAIN = setting(num_blocks=4, block_size=2)

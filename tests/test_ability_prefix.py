@@ -45,9 +45,11 @@ OOM = NoBlocks("OOM")
         (Admit(1, (1,), 1), True),
         (Admit(0, (1,), 0), False),
         (Admit(1, (), 0), False),
-        (Admit(1, (0, 1), 0), False),
+        (Admit(1, (0, 1), 0), True),
+        (Admit(1, (1, 1), 0), False),
         (Admit(1, (2,), 0), False),
-        (Admit(1, (0,), 2), False),
+        (Admit(1, (0,), 2), True),
+        (Admit(1, (0,), 3), False),
         (Admit(1, (0,), -1), False),
     ],
     ids=str,
@@ -137,6 +139,16 @@ def test_simpler_prompts_have_fewer_ones_fewer_tokens_or_no_extra_key():
         "admit(0, (1, 0, 0), 1)",
         "admit(0, (1,), 1)",
         "admit(0, (1, 0), 1)",
+        "admit(0, (1, 1, 0), 1)",
+    ]
+    assert named(Admit(0, (0, 0, 1), 2).simpler()) == [
+        "admit(0, (0, 0, 1), 0)",
+        "admit(0, (0, 0, 1), 1)",
+        "admit(0, (0, 0, 0), 2)",
+        "admit(0, (0,), 2)",
+        "admit(0, (0, 0), 2)",
+        "admit(0, (0, 1, 0), 2)",
+        "admit(0, (1, 0, 0), 2)",
     ]
     assert named(Admit(0, (0,), 1).simpler()) == ["prefill(0, 1)"]
     assert named(Admit(0, (1,), 0).simpler()) == ["prefill(0, 1)", "admit(0, (0,), 0)"]
@@ -148,6 +160,9 @@ def test_in_smaller_blocks_a_prompt_has_the_same_blocks():
     assert Admit(0, (1, 0, 0, 0, 1), 1) == prompt.scaled(3, 2, full=False)
     assert Admit(0, (1, 0, 1), 1) == prompt.scaled(3, 1, full=False)
     assert Prefill(0, 4) == Prefill(0, 5).scaled(3, 2, full=True)
+    ends = Admit(0, (0, 0, 0, 0, 0, 1, 1), 1)
+    assert Admit(0, (0, 0, 0, 1, 1, 0), 1) == ends.scaled(3, 2, full=True)
+    assert Admit(0, (0, 1, 1), 1) == ends.scaled(3, 1, full=False)
 
 
 # ---------------------------------------------------------------- the index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 import pytest
@@ -10,13 +11,16 @@ from hypothesis import strategies as st
 
 from able import able
 from pagedkv.specs.content import (
+    ENDS,
     EXTRAS,
-    block_of,
     extended,
+    has_tags,
     highest,
     name,
+    said_by,
     tags_of,
     tokens_of,
+    tokens_saying,
 )
 from pagedkv.specs.model import POISON
 
@@ -24,21 +28,27 @@ SIZES = st.integers(1, 4)
 
 
 @st.composite
-def prompts(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int]:
+def prompts(draw: st.DrawFn, size: int | None = None) -> tuple[tuple[int, ...], int, int]:
     """Tokens, an extra key and a block size."""
-    size, length = draw(SIZES), draw(st.integers(1, 20))
-    firsts = draw(st.lists(st.integers(0, 1), min_size=20, max_size=20))
-    tokens = tuple(firsts[p // size] if p % size == 0 else 0 for p in range(length))
-    return tokens, draw(st.integers(0, EXTRAS - 1)), size
+    size = draw(SIZES) if size is None else size
+    tokens = draw(st.sampled_from(every(size)))
+    more = draw(st.lists(st.integers(0, 1), min_size=4, max_size=4))
+    longer = (
+        (*tokens, *tokens_saying(more, 0, 4 * size, size)) if len(tokens) % size == 0 else tokens
+    )
+    return longer, draw(st.integers(0, EXTRAS - 1)), size
 
 
-def every(size: int, most: int) -> list[tuple[tuple[int, ...], int]]:
-    """Every prompt of up to so many tokens, under each extra key."""
+@cache
+def every(size: int) -> list[tuple[int, ...]]:
+    """Every prompt of 1 to 3 blocks."""
     found = set()
-    for length in range(1, most + 1):
-        for bits in product((0, 1), repeat=-(-length // size)):
-            tokens = tuple(bits[p // size] if p % size == 0 else 0 for p in range(length))
-            found |= {(tokens, extra) for extra in range(EXTRAS)}
+    for length in range(1, 3 * size + 1):
+        blocks = -(-length // size)
+        for bits in product((0, 1), repeat=blocks):
+            found.add(tokens_saying(bits, 0, length, size))
+            ends = [end for end in (1, 2) if end * size <= length and size > 1]
+            found |= {tokens_saying(bits, end, length, size) for end in ends if not bits[end - 1]}
     return sorted(found)
 
 
@@ -50,11 +60,12 @@ def test_tags_say_the_tokens_and_the_extra_key(prompt):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_last_tag_tells_every_prompt_and_extra_key_apart(size):
-    known = every(size, 3 * size)
+    known = list(product(every(size), range(EXTRAS)))
     last = {tags_of(tokens, extra, size)[-1] for tokens, extra in known}
     assert len(last) == len(known)
     assert min(last) > 0
-    assert max(last) == highest(3, size)
+    assert max(last) <= highest(3, size)
+    assert highest(3, size) - max(last) <= ENDS * EXTRAS
 
 
 @given(prompts(), st.integers(1, 20))
@@ -76,26 +87,44 @@ def test_without_a_token_there_is_no_tag_and_growth_begins_without_an_extra_key(
     assert extended((), 3, 2) == tags_of((0, 0, 0), 0, 2)
 
 
-@pytest.mark.parametrize(("tokens", "where"), [((2, 0), 0), ((0, 1), 1), ((0, 0, -1), 2)])
+@pytest.mark.parametrize(
+    ("tokens", "where"),
+    [
+        ((2, 0, 0), 0),
+        ((0, 1, 0), 1),
+        ((1, 0, 1), 2),
+        ((0, 0, 1, 0, 0, 1), 5),
+        ((0, 0, 0, 0, 0, 0, 0, 0, 1), 8),
+        ((0, 0, -1), 2),
+    ],
+)
 def test_other_tokens_have_no_tags(tokens, where):
+    assert not has_tags(tokens, 3)
     with pytest.raises(ValueError, match=rf"^tokens\[{where}\] = {tokens[where]}; a prompt is"):
-        tags_of(tokens, 0, 2)
+        tags_of(tokens, 0, 3)
 
 
 @given(prompts())
-def test_the_tags_of_one_block_have_in_common_what_the_block_is(prompt):
-    tokens, extra, size = prompt
-    tags = tags_of(tokens, extra, size)
-    blocks = [block_of(tag, size) for tag in tags]
-    assert len(set(blocks)) == -(-len(tokens) // size)
-    assert blocks == [blocks[p - p % size] for p in range(len(tags))]
-    assert {key for _, key in blocks} == {extra}
+def test_tokens_say_how_they_are_made(prompt):
+    tokens, _, size = prompt
+    assert has_tags(tokens, size)
+    assert tokens_saying(*said_by(tokens, size), len(tokens), size) == tokens
+
+
+@given(prompts(3), prompts(3))
+def test_two_prompts_have_one_tag_as_far_as_they_are_one(one, other):
+    (tokens, extra, size), (others, key, _) = one, other
+    first, second = tags_of(tokens, extra, size), tags_of(others, key, size)
+    for end in range(1, min(len(first), len(second)) + 1):
+        alike = extra == key and tokens[:end] == others[:end]
+        assert (first[end - 1] == second[end - 1]) == alike
 
 
 def test_blocks_of_equal_tokens_behind_other_prefixes_are_other_blocks():
     first, second = tags_of((0, 0, 0, 0), 0, 2), tags_of((1, 0, 0, 0), 0, 2)
-    assert block_of(first[3], 2) != block_of(second[3], 2)
-    assert block_of(first[3], 2) != block_of(tags_of((0, 0, 0, 0), 1, 2)[3], 2)
+    third = tags_of((0, 1, 0, 0), 0, 2)
+    assert len({first[3], second[3], third[3], tags_of((0, 0, 0, 0), 1, 2)[3]}) == 4
+    assert first[0] == third[0]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +135,8 @@ def test_blocks_of_equal_tokens_behind_other_prefixes_are_other_blocks():
         ((1, 0, 0, 0), 1, 2, "token 3 of prompt 1 0 | 0 0 with the extra key 1"),
         ((0, 1, 1), 0, 1, "token 2 of prompt 0 | 1 | 1"),
         ((0, 0, 0, 1), 0, 3, "token 3 of prompt 0 0 0 | 1"),
+        ((0, 0, 1, 0), 2, 3, "token 3 of prompt 0 0 1 | 0 with the extra key 2"),
+        ((1, 0, 0, 0, 0, 1), 0, 3, "token 5 of prompt 1 0 0 | 0 0 1"),
     ],
 )
 def test_a_tag_is_named_by_all_that_it_says(tokens, extra, size, words):

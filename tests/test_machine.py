@@ -20,7 +20,7 @@ from pagedkv.specs.catalogue import PROPERTIES, offered, ops_of
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Sometimes
-from pagedkv.stateful.draws import Make, boundary_first, tiny
+from pagedkv.stateful.draws import Make, boundary_first, drawable
 from pagedkv.stateful.lockstep import Lockstep
 from pagedkv.stateful.machine import (
     Falsified,
@@ -300,8 +300,8 @@ def test_commands_without_a_size_are_drawn_in_canonical_order():
 
 
 def test_tiny_pools_are_those_that_the_target_declares():
-    everything = tiny(Declarations())
-    assert (64, Geometry(1, 1, 1), Geometry(8, 4, 2)) == (
+    everything = drawable(Declarations())
+    assert (110, Geometry(1, 1, 1), Geometry(70, 16, 2)) == (
         len(everything),
         everything[0],
         everything[-1],
@@ -311,13 +311,13 @@ def test_tiny_pools_are_those_that_the_target_declares():
         block_sizes=(64, 16, 32), max_blocks=2, because={"block_sizes": "x", "max_blocks": "x"}
     )
     assert {(1, 16), (1, 32), (2, 16), (2, 32)} == {
-        (g.num_blocks, g.block_size) for g in tiny(large)
+        (g.num_blocks, g.block_size) for g in drawable(large)
     }
 
 
 def test_the_smallest_pool_has_no_part_in_which_block_sizes_are_tiny():
     two = Declarations(min_blocks=2, because={"min_blocks": "its docs"})
-    assert [g for g in tiny(Declarations()) if g.num_blocks > 1] == list(tiny(two))
+    assert [g for g in drawable(Declarations()) if g.num_blocks > 1] == list(drawable(two))
 
 
 def test_a_target_with_large_blocks_only_is_driven_with_these():

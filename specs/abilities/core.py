@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -279,6 +279,9 @@ COMMANDS: tuple[type[Command], ...] = (Decode, Prefill, Release, Resume, Misuse)
 
 ALL_LENGTHS_UP_TO = 36
 """Free tokens up to which every prompt length is tried; beyond, those at block edges."""
+ALL_EDGES_UP_TO = 12
+"""Free blocks up to which every edge is, where what is drawn from is varied; beyond, the first few
+and the last few."""
 
 
 def lengths(model: Model, setting: Setting) -> list[int]:
@@ -289,7 +292,10 @@ def lengths(model: Model, setting: Setting) -> list[int]:
     if fits <= ALL_LENGTHS_UP_TO:
         tried = set(range(1, fits + 2))
     else:
-        edges = {n for k in range(blocks + 1) for n in (k * size - 1, k * size, k * size + 1)}
+        which: Sequence[int] = range(blocks + 1)
+        if setting.varied and blocks > ALL_EDGES_UP_TO:
+            which = (*which[:3], blocks // 2, *which[-3:])
+        edges = {n for k in which for n in (k * size - 1, k * size, k * size + 1)}
         tried = {n for n in edges if n > 0}
     return sorted({*tried, setting.capacity + 1})
 

@@ -15,7 +15,7 @@ from pagedkv.specs.abilities.core import Prefill, found, lengths, put
 from pagedkv.specs.abilities.finding import GOALS, PROMISES
 from pagedkv.specs.ability import Ability
 from pagedkv.specs.commands import Command, Handles, Undo
-from pagedkv.specs.content import EXTRAS, tags_of
+from pagedkv.specs.content import ENDS, EXTRAS, has_tags, said_by, tags_of, tokens_saying
 from pagedkv.specs.early import COMPUTED
 from pagedkv.specs.eviction import EVICTION
 from pagedkv.specs.growth import admission, free_name, placed
@@ -38,10 +38,8 @@ class Admit(Command):
         return setting.by_content and not taken and self._fits(setting)
 
     def _fits(self, setting: Setting) -> bool:
-        size = setting.geometry.block_size
-        ones = (p for p, token in enumerate(self.tokens) if token)
-        known = {*self.tokens} <= {0, 1} and 0 <= self.extra < EXTRAS
-        return known and len(self.tokens) > 0 and all(p % size == 0 for p in ones)
+        known = len(self.tokens) > 0 and 0 <= self.extra < EXTRAS
+        return known and has_tags(self.tokens, setting.geometry.block_size)
 
     def tags(self, setting: Setting) -> tuple[int, ...]:
         """The tags of the prompt."""
@@ -71,6 +69,8 @@ class Admit(Command):
         """The prompt without what makes it another than all zeros, or shorter."""
         if any(self.tokens) and self.extra:
             yield replace(self, extra=0)
+        if self.extra > 1:
+            yield replace(self, extra=1)
         if not any(self.tokens) or not self.extra:
             yield Prefill(self.request, len(self.tokens))
         for p, token in enumerate(self.tokens):
@@ -78,11 +78,18 @@ class Admit(Command):
                 yield replace(self, tokens=(*self.tokens[:p], 0, *self.tokens[p + 1 :]))
         for length in range(1, len(self.tokens)):
             yield replace(self, tokens=self.tokens[:length])
+        # What is not the first of its block might be: no command knows how long a block is.
+        for last in (p for p, token in enumerate(self.tokens) if token):
+            for p in range(last - 1, -1, -1):
+                if self.tokens[p]:
+                    break
+                moved = (*self.tokens[:p], 1, *[0] * (last - p), *self.tokens[last + 1 :])
+                yield replace(self, tokens=moved)
 
     def scaled(self, size: int, smaller: int, *, full: bool) -> Self:
-        firsts = self.tokens[::size]
-        tokens = [token for first in firsts for token in (first, *[0] * (smaller - 1))]
-        return replace(self, tokens=tuple(tokens if full else tokens[: len(tokens) - smaller + 1]))
+        firsts, end = said_by(self.tokens, size)
+        length = len(firsts) * smaller - (0 if full else smaller - 1)
+        return replace(self, tokens=tokens_saying(firsts, end, length, smaller))
 
 
 MOST_BLOCKS = 3
@@ -93,19 +100,24 @@ def candidates(model: Model, setting: Setting) -> Iterator[Command]:
     """Prompts of every length worth trying, of blocks that begin with 0 or 1.
 
     All zeros without an extra key is what `prefill` gives. With an extra key only the prompts of
-    all zeros are tried: what they are told apart from.
+    all zeros are tried: what they are told apart from. Where `setting.varied`, also with another
+    extra key, and prompts of which the first block, or the second, ends in 1.
     """
     fresh = free_name(model, setting)
     if "prefix" not in setting.active or fresh is None:
         return
     size = setting.geometry.block_size
     for length in lengths(model, setting):
-        blocks = min(MOST_BLOCKS, setting.geometry.blocks_for(length))
-        for bits in product((0, 1), repeat=blocks):
+        blocks = setting.geometry.blocks_for(length)
+        for bits in product((0, 1), repeat=min(MOST_BLOCKS, blocks)):
             if any(bits):
-                firsts = {i * size: bit for i, bit in enumerate(bits)}
-                yield Admit(fresh, tuple(firsts.get(p, 0) for p in range(length)), 0)
-        yield Admit(fresh, (0,) * length, 1)
+                firsts = [*bits, *[0] * (blocks - len(bits))]
+                yield Admit(fresh, tokens_saying(firsts, 0, length, size), 0)
+        if setting.varied and size > 1:
+            for end in range(1, min(ENDS, length // size) + 1):
+                yield Admit(fresh, tokens_saying([0] * blocks, end, length, size), 0)
+        for extra in range(1, EXTRAS if setting.varied else 2):
+            yield Admit(fresh, (0,) * length, extra)
 
 
 PREFIX = Ability(

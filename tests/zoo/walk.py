@@ -11,7 +11,7 @@ from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.properties import Violation
-from pagedkv.stateful.draws import boundary_first, tiny
+from pagedkv.stateful.draws import boundary_first, drawable
 from pagedkv.stateful.world import World
 from zoo.animal import Factory
 
@@ -30,12 +30,16 @@ class Walk:
 
 
 def walk(factory: Factory, declared: Declarations, steps: int, seed: int = 0) -> Walk:
-    """Walk for so many steps, through pools of up to 8 blocks and with up to 6 requests."""
-    draw, pools = Random(seed), tiny(declared)
+    """Walk for so many steps, through pools of up to 70 blocks and with up to 6 requests."""
+    draw, pools = Random(seed), drawable(declared)
     judge, done = None, 0
     while True:
         world = World(
-            factory, draw.choice(pools), requests=draw.choice((2, 3, 6)), keeps_released=True
+            factory,
+            draw.choice(pools),
+            requests=draw.choice((2, 3, 6)),
+            keeps_released=True,
+            varied=True,
         )
         judge = judge or Judge(PROPERTIES.values(), offered(world.state))
         violations, commands = judge.state(world.state), list[Command]()
