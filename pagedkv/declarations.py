@@ -85,8 +85,8 @@ class Declarations:
     forgets_unheld: what nobody holds is not found again: a prefix is shared by live requests only.
     evicts_cached: a refusal may evict cached blocks.
     evicts: which cached block is evicted first: "lru", that which nobody has held for longest, or
-        "lru-tail-first", and of those that one call let go the last logical one; None is no
-        promise. Judged where the snapshot has `eviction_order`.
+        "lru-tail-first", and of those that one call let go the last logical one; and none that is
+        not handed out. None is no promise. Judged where the snapshot has `eviction_order`.
     window: how many tokens back a request reads; None is all.
     null_block: what stands in a table for a block that the window left behind.
     ring: what the window leaves behind is overwritten in place: position p lies at p % window, and

@@ -2,7 +2,7 @@
 
 order = eviction_order, the next to be evicted first; as a set it is the cached blocks
 a granted call:  order after = order before - found - evicted, and then what the call let go
-                 evicted = the first of order before - found
+                 evicted = the first of order before - found, each of which it hands out
                  of what one request let go, the last logical block first, where that is declared
 """
 
@@ -43,6 +43,9 @@ def judge_order(step: Step) -> Judgement:
             f"{show(was)}{_less(found, was)}",
             tuple(sorted({*evicted, *due})),
         )
+    if idle := [block for block in evicted if block not in step.after.seen.held]:
+        why = f"{step.command} evicted {show(idle)}, and handed it out to nobody"
+        return Broken(why, tuple(idle))
     stayed = there[len(evicted) :]
     anew = [block for block in now if block not in stayed]
     if (turns := _out_of_turn(step, now, stayed, anew)) is not None:
@@ -90,8 +93,8 @@ def _less(found: frozenset[int], was: Sequence[int]) -> str:
 
 EVICTION = Property(
     "eviction-order",
-    "The cached block that is evicted is the one that nobody has held for longest.",
-    "evicted = first of order - found; order after = order - found - evicted + let go",
+    "What is evicted is what nobody has held for longest, and no more than is handed out.",
+    "evicted = first of order - found, handed out; order after = order - found - evicted + let go",
     EveryStep(judge_order),
     frozenset({Need.EVICTION}),
 )

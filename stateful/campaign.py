@@ -78,7 +78,7 @@ class _Campaign:
         self._subject, self._plan, self._listener, self._start = subject, plan, listener, start
         self._searches = Searches(subject, plan, listener, start)
         self._evaluations = self._searches.evaluations
-        self._tried: Exploration | None = None
+        self._tried: tuple[int, Exploration | None] = (0, None)
 
     def run(self) -> TargetReport:
         plan = self._plan
@@ -192,11 +192,12 @@ class _Campaign:
 
     def _together(self, scope: Scope, depth: int) -> Exploration:
         """All abilities at once, to that depth; what was searched for another proof will do."""
-        last = self._tried
-        if last is None or not last.covers(depth):
+        asked, last = self._tried
+        if last is None or (asked < depth and last.covers(asked) and not last.exhausted):
             seconds = max(self._searches.left(), 0.5 * self._plan.seconds)
             limits = Limits(hard_seconds=seconds, depth=depth)
-            last = self._tried = self._searches.explore(scope, limits, whole=True)
+            last = self._searches.explore(scope, limits, whole=True)
+            self._tried = (depth, last)
         return last
 
     def _cut(self, found: Found, proof: Proof) -> Counterexample:
@@ -212,7 +213,8 @@ class _Campaign:
 
     def _random(self, found: Mapping[str, Found], explored: list[Exploration]) -> _Random:
         """Random histories of larger pools than can be exhausted."""
-        from pagedkv.stateful.machine import search, settings_for  # Hypothesis, only when used
+        # Hypothesis, only when used
+        from pagedkv.stateful.machine import BUSY, search, settings_for
 
         judge = self._searches.judge()
         scope = Scope("random", (), 6, keeps_released=True, abilities=EVERY, varied=True)
@@ -221,7 +223,8 @@ class _Campaign:
             judge=judge,
             settings=settings_for(self._plan.profile.name),
             seed=self._plan.seed,
-            seconds=max(self._searches.left(), 0.1 * self._plan.seconds),
+            seconds=max(self._searches.work_left(), 0.1 * self._plan.seconds),
+            patience=1.0 if self._plan.hard else BUSY,
             look_past=found.keys(),
         )
         self._evaluations.update(judge.evaluations)
@@ -241,11 +244,25 @@ class _Campaign:
             if case is None:
                 trouble = f"{VARIES}: a random history broke {name} once and not again"
                 return _Random(result.steps, trouble, tuple(examples))
+            if (sooner := self._sooner(name, len(case.commands), explored)) is not None:
+                examples.append(sooner)
+                continue
             proof: Proof = OneMinimal(unseen(explored))
             if monotonic() > until:
                 proof = Unfinished("time ran out")
             examples.append(self._example(case.geometry, case.commands, case.violation, proof))
         return _Random(result.steps, result.nondeterministic, tuple(examples))
+
+    def _sooner(self, name: str, steps: int, explored: list[Exploration]) -> Counterexample | None:
+        """What all abilities at once have for a property that a history of so many commands breaks.
+
+        No search has tried them all at once before something was found.
+        """
+        whole = self._searches.together
+        if whole is None or whole in self._searches.scopes:
+            return None
+        found = self._together(whole, steps).found.get(name)
+        return None if found is None else self._proven(found, explored)
 
     def _example(
         self, geometry: Geometry, commands: tuple[Command, ...], violation: Violation, proof: Proof

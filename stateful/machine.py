@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from time import monotonic
+from time import monotonic, process_time
 from typing import ClassVar
 
 import hypothesis
@@ -79,7 +79,7 @@ class _Run:
     properties: tuple[Property, ...]
     look_past: frozenset[str]
     geometries: tuple[Geometry, ...] = ()
-    deadline: float | None = None
+    deadlines: tuple[float, float] | None = None
     examples: int = 0
     steps: int = 0
     driver: _Driver | None = None
@@ -108,8 +108,10 @@ class _Run:
 
     def watch(self) -> None:
         """Raise _Spent once the time is up, unless a failure is being run again."""
-        if self.deadline is not None and self.falsified is None and monotonic() > self.deadline:
-            raise _Spent
+        if self.deadlines is not None and self.falsified is None:
+            work, real = self.deadlines
+            if process_time() > work or monotonic() > real:
+                raise _Spent
 
 
 class _Driver(RuleBasedStateMachine):
@@ -286,6 +288,10 @@ def machine_for(
 
 # ---------------------------------------------------------------- the search
 
+BUSY = 3.0
+"""So many times its processor time a search may take of real time: what is tried should not depend
+on what else the machine does."""
+
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
@@ -313,15 +319,19 @@ def search(
     settings: hypothesis.settings,
     seed: int | None = None,
     seconds: float | None = None,
+    patience: float = BUSY,
     look_past: Collection[str] = (),
 ) -> SearchResult:
     """Run histories until one breaks a property, all are run, or the time is up.
 
-    Nothing is shrunk, printed or kept. `judge` counts on. The same seed gives the same histories,
-    as does no seed with settings that are derandomised. Raises CannotDrive.
+    seconds: of processor time, and `patience` times as many of real time. Nothing is shrunk,
+    printed or kept. `judge` counts on. The same seed gives the same histories, as does no seed with
+    settings that are derandomised. Raises CannotDrive.
     """
-    deadline = None if seconds is None else monotonic() + seconds
-    run = _Run(make, judge, (), frozenset(look_past), tuple(geometries), deadline)
+    ends = None
+    if seconds is not None:
+        ends = (process_time() + seconds, monotonic() + patience * seconds)
+    run = _Run(make, judge, (), frozenset(look_past), tuple(geometries), ends)
     machine = _machine(run)
     if seed is not None:
         machine = hypothesis.seed(seed)(machine)

@@ -70,6 +70,10 @@ class Searches:
         """Seconds of real time until that part of the budget is over; always a moment."""
         return max(0.1, self._start + end * self.plan.seconds - monotonic())
 
+    def work_left(self) -> float:
+        """Seconds of processor time until the budget is over; of real time where that is hard."""
+        return self.left() if self.plan.hard else self.plan.seconds + self._cpu - process_time()
+
     def difference(self) -> str | None:
         """What two fresh targets answer differently; None if nothing was seen."""
         scope = self.scopes[0]
@@ -242,11 +246,12 @@ def unfinished(explored: Iterable[Exploration], depth: int) -> str | None:
 
 def unseen(explored: Sequence[Exploration]) -> str:
     """Why what random histories found was not found by the searches."""
-    for exploration in explored:
-        if not exploration.exhausted:
-            return f"the search of the small scope ended: {exploration.stopped}"
     states = sum(exploration.states for exploration in explored)
-    return f"the fault does not show in the small scope, all {states} states of it"
+    if all(exploration.exhausted for exploration in explored):
+        return f"the fault does not show in the small scopes, all {states:,} states of them"
+    depth = min(exploration.depth for exploration in explored if not exploration.exhausted)
+    tried = f"histories of up to {depth} command(s), {states:,} states of them"
+    return f"the fault does not show in the small scopes, as far as they were searched: {tried}"
 
 
 def goes_on(plan: Plan, found: Mapping[str, Found]) -> bool:

@@ -49,6 +49,14 @@ OTHER = Admit(1, (1, 0), 0)
 
 
 @pytest.mark.parametrize(
+    ("table", "now", "idle"), [((2,), (0,), [1]), ((3,), (1, 0), [2]), ((3,), (), [2, 1, 0])]
+)
+def test_refuses_the_eviction_of_what_is_handed_out_to_nobody(table, now, idle):
+    found = judge_order(admits(OTHER, (2, 1, 0), table, now))
+    assert message(found) == f"{OTHER} evicted {idle}, and handed it out to nobody"
+
+
+@pytest.mark.parametrize(
     ("command", "was", "table", "now"),
     [
         (OTHER, (2, 1, 0), (3,), (2, 1, 0)),

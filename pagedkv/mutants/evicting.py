@@ -63,3 +63,19 @@ class EvictsLowestBlock(Caching):
     """Evicts the cached block with the lowest number."""
 
     pool_kind = _Lowest
+
+
+class _OneMore(SharedBlocks):
+    def take(self, count: int) -> list[int]:
+        before = len(self.cached)
+        taken = super().take(count)
+        if self.cached and len(self.cached) < before:
+            self.free.append(self.evict())
+        return taken
+
+
+@planted("eviction-order", 3)
+class EvictsOneMore(Caching):
+    """Where anything has to be evicted, evicts one block more than that."""
+
+    pool_kind = _OneMore
