@@ -19,20 +19,20 @@ Make = Callable[[Geometry], System]
 def drawable(declared: Declarations) -> tuple[Geometry, ...]:
     """Pools of 1 to 8, 12, 34 and 70 blocks of 1 to 4 and 16 tokens that the target can have.
 
-    Smallest first. Its two smallest block sizes where none of these is below 16. More than 8 blocks
-    fill a byte of a bitmap, more than 32 or 64 a word; 10 stands before 9 where numbers are text.
+    Smallest first. Of block sizes that it declares the two smallest, and all up to 64. More than 8
+    blocks fill a byte of a bitmap, more than 32 or 64 a word; 10 stands before 9 where numbers are
+    text.
     """
-    sizes: Sequence[int] = [
-        s for s in (1, 2, 3, 4, 16) if declared.block_sizes is None or s in declared.block_sizes
-    ]
-    if sizes in ([], [16]):
-        sizes = sorted(declared.block_sizes or ())[:2]
+    sizes: Sequence[int] = (1, 2, 3, 4, 16)
+    if declared.block_sizes is not None:
+        own = sorted(declared.block_sizes)
+        sizes = [*own[:2], *(size for size in own[2:] if size <= LARGEST_SIZE)]
     return tuple(
         Geometry(blocks, size, head_dim)
         for blocks in (*range(1, 9), 12, 34, 70)
         for size in sizes
         for head_dim in (1, 2)
-        if declared.supports(blocks, size)
+        if declared.supports(blocks, size) and (blocks <= SURE or blocks * size <= MOST_TOKENS)
     )
 
 
@@ -58,6 +58,9 @@ def drivable(make: Make) -> tuple[Geometry, ...]:
 
 SURE = 8
 """A pool of more blocks is made once before it is drawn."""
+MOST_TOKENS = 1200
+"""Such pools hold no more: each slot is looked at by itself."""
+LARGEST_SIZE = 64
 
 
 def _can_have(make: Make, geometry: Geometry) -> bool:

@@ -310,9 +310,13 @@ def test_tiny_pools_are_those_that_the_target_declares():
     large = Declarations(
         block_sizes=(64, 16, 32), max_blocks=2, because={"block_sizes": "x", "max_blocks": "x"}
     )
-    assert {(1, 16), (1, 32), (2, 16), (2, 32)} == {
+    assert {(blocks, size) for blocks in (1, 2) for size in (16, 32, 64)} == {
         (g.num_blocks, g.block_size) for g in drawable(large)
     }
+    huge = Declarations(block_sizes=(256, 512, 1024, 64), because={"block_sizes": "x"})
+    assert {g.block_size for g in drawable(huge)} == {64, 256}
+    assert {g.num_blocks for g in drawable(huge) if g.block_size == 64} == {*range(1, 9), 12}
+    assert {g.num_blocks for g in drawable(huge) if g.block_size == 256} == {*range(1, 9)}
 
 
 def test_the_smallest_pool_has_no_part_in_which_block_sizes_are_tiny():
