@@ -104,4 +104,5 @@ def frame_of(state: State, step: Step | None) -> Frame:
         peer=None if step is None or step.peer is None else frame_of(step.peer.after, step.peer),
         shares=state.setting.shares,
         withheld=snapshot.withheld or frozenset(),
+        swapped=dict(sorted((snapshot.swapped or {}).items())),
     )

@@ -63,6 +63,7 @@ class Frame:
     free: the free list in hand-out order, None where it can't be seen.
     peer: the other target's pool at this moment, where two run in lockstep.
     shares: several tables may name one block. withheld: given back inside a group that is open.
+    swapped: what requests that are swapped out have of the second pool.
     """
 
     command: str | None
@@ -76,6 +77,7 @@ class Frame:
     peer: Frame | None = None
     shares: bool = False
     withheld: frozenset[int] = frozenset()
+    swapped: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,11 +215,12 @@ def _free(frame: Frame) -> str:
 
 
 def _tables(frame: Frame) -> list[tuple[int, str]]:
-    """Each live request with its length and its table."""
-    return [
+    """Each live request with its length and its table; then those that are swapped out."""
+    here = [
         (r, f"r{r}: {frame.seq_lens.get(r, '?')} [{numbers(frame.tables.get(r, ()))}]")
         for r in sorted({*frame.tables, *frame.seq_lens})
     ]
+    return here + [(r, f"r{r}: swapped out [{numbers(t)}]") for r, t in frame.swapped.items()]
 
 
 def _mark_requests(frame: Frame, requests: Iterable[int]) -> str:

@@ -192,7 +192,7 @@ def test_the_data_are_the_states_of_each_step():
         "outcome": "done",
         "note": "",
         "cells": ["held by r0 at 0 of its table", "held by r0 at 1 of its table; on the free list"],
-        "requests": [[0, 2, [0, 1]]],
+        "requests": [[0, "2", [0, 1]]],
         "free": [1],
         "changes": ["block 1: free → r0+free", "r0: 1 [0] → 2 [0 1]"],
     }

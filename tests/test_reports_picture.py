@@ -137,6 +137,17 @@ def test_what_changed_is_told():
     assert order.pools[0].moments[1].changes == ("free list: another order",)
 
 
+def test_a_request_that_is_swapped_out_says_what_it_has_there():
+    here = moment(tables={0: (0, 1)}, seq_lens={0: 2})
+    of = film_from(here, moment(swapped={0: (2, 3)}))
+    (pool,) = of.pools
+    (out,) = pool.moments[1].requests
+    assert out.text == "swapped out [2 3]"
+    assert "r0: 2 [0 1] → swapped out [2 3]" in pool.moments[1].changes
+    told = of.to_json()["pools"][0]["moments"]
+    assert [step["requests"] for step in told] == [[[0, "2", [0, 1]]], [[0, "swapped out", [2, 3]]]]
+
+
 def test_the_broken_cells_are_marked():
     of = film(examples_of(SortsTable, SORTED))
     assert [row.wrong for row in of.pools[0].rows] == [False, True]

@@ -112,6 +112,12 @@ def rows(text):
     return [re.split(r"\s{2,}", line.strip()) for line in table]
 
 
+def test_what_is_swapped_out_stands_behind_the_tables():
+    out = frame({0: (), 1: (1,)}, free=(0,), swapped={0: (0, 1, 2)})
+    text = counterexample_text(example(FRESH, out))
+    assert any(line.endswith("r1: 1 [1]  r0: swapped out [0..2]") for line in text.splitlines())
+
+
 # ---------------------------------------------------------------- the text
 
 LEAK_TEXT = f"""\

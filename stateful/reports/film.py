@@ -17,16 +17,25 @@ from pagedkv.stateful.text import numbers, plain, together
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One request at one moment: its length, None if unknown, and its block table."""
+    """One request at one moment: its length, None if unknown, and its block table.
+
+    out: it is swapped out, and its blocks are those of the second pool.
+    """
 
     request: int
     tokens: int | None
     table: tuple[int, ...]
+    out: bool = False
+
+    @property
+    def length(self) -> str:
+        """Its length, or where it is."""
+        return "swapped out" if self.out else "?" if self.tokens is None else str(self.tokens)
 
     @property
     def text(self) -> str:
         """Length and table, as the terminal shows them."""
-        return f"{'?' if self.tokens is None else self.tokens} [{numbers(self.table)}]"
+        return f"{self.length} [{numbers(self.table)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ def _moment_json(moment: Moment) -> dict[str, Any]:
         "outcome": moment.outcome,
         "note": moment.note,
         "cells": [cell.words for cell in moment.cells],
-        "requests": [[held.request, held.tokens, list(held.table)] for held in moment.requests],
+        "requests": [[held.request, held.length, list(held.table)] for held in moment.requests],
         "free": None if moment.free is None else list(moment.free),
         "changes": list(moment.changes),
     }
@@ -136,8 +145,9 @@ def _pool(name: str | None, frames: Sequence[Frame], broken: Counterexample, siz
     for frame, column in zip(frames, cells, strict=True):
         outcome, note = _outcome(frame)
         ids = sorted({*frame.tables, *frame.seq_lens})
-        held = tuple(Holding(r, frame.seq_lens.get(r), frame.tables.get(r, ())) for r in ids)
-        moment = Moment(outcome, note, column, held, frame.free)
+        held = [Holding(r, frame.seq_lens.get(r), frame.tables.get(r, ())) for r in ids]
+        held += [Holding(r, None, blocks, out=True) for r, blocks in frame.swapped.items()]
+        moment = Moment(outcome, note, column, tuple(held), frame.free)
         if moments:
             moment = replace(moment, changes=tuple(_changes(rows, moments[-1], moment)))
         moments.append(moment)

@@ -21,7 +21,7 @@
   const requestRow = ([request, tokens, table], wrong) =>
     make("tr", { class: wrong && "wrong" },
       make("th", { scope: "row" }, `r${request}`),
-      make("td", {}, tokens === null ? "?" : String(tokens)),
+      make("td", {}, tokens),
       make("td", {}, ...chips(table)));
 
   const requestTable = (pool, moment, last) => {
