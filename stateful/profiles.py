@@ -106,22 +106,17 @@ class Profile:
     def scopes(self, declared: Declarations, *, pair: bool) -> tuple[Scope, ...]:
         """What is searched, the main scope first, then the one that keeps released handles."""
         tables = len(declared.each_window)
-        requests, kept = 3, tuple(g for g in FIXED if g.num_blocks <= 3)
-        main = FIXED
+        requests, main, kept = 3, FIXED, KEPT_BLOCKS
         if pair:
             requests = self.pair_requests
             main = tuple(g for g in FIXED if g.num_blocks <= self.pair_blocks)
         if declared.engine:
-            requests = 2
-            main = kept = tuple(
-                g
-                for g in FIXED
-                if g.num_blocks <= self.engine_blocks * tables and g.block_size <= 2
-            )
+            requests, kept = 2, self.engine_blocks * tables
+            main = tuple(g for g in FIXED if g.num_blocks <= kept and g.block_size <= 2)
         whole = main == FIXED and requests == 3
         return (
             Scope("fixed" if whole else "small", _possible(main, declared), requests),
-            Scope("resume", _possible(kept, declared), 2, keeps_released=True),
+            kept_scope(declared, kept),
             *self._beyond(declared),
         )
 
@@ -182,3 +177,13 @@ PROFILES: Mapping[str, Profile] = {
 def fixed_scope(declared: Declarations) -> Scope:
     """The scope that proofs are over, as far as the target can have it."""
     return Scope("fixed", _possible(FIXED, declared), 3)
+
+
+KEPT_BLOCKS = 3
+
+
+def kept_scope(declared: Declarations, most: int = KEPT_BLOCKS) -> Scope:
+    """The scope that keeps released handles, in pools of up to `most` blocks."""
+    largest = 2 if declared.engine else 3
+    pools = tuple(g for g in FIXED if g.num_blocks <= most and g.block_size <= largest)
+    return Scope("resume", _possible(pools, declared), 2, keeps_released=True)

@@ -1,13 +1,15 @@
-"""What the core of a recorded history is proven over: the fixed scope, and that of its abilities.
+"""What the core of a recorded history is proven over: the fixed scope, and those of what it uses.
 
-The fixed scope has the core's commands alone. Where the history has others, the scope in which its
-abilities are tried at once is searched too, and first: how long a history it has is soon known, and
-the fixed scope need not be searched for longer ones.
+The fixed scope has the core's commands alone, and forgets released handles. Where the history has
+commands about these, or commands of abilities, the scope that keeps them, and that in which its
+abilities are tried at once, are searched too, and first: how long a history they have is soon
+known, and the fixed scope need not be searched for longer ones. Released handles are kept, too,
+where nothing else shows the fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from pagedkv.abilities import AbilityName
@@ -18,7 +20,7 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.properties import Need
 from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, Progress, explore
 from pagedkv.stateful.locate import Tell
-from pagedkv.stateful.profiles import Scope, fixed_scope
+from pagedkv.stateful.profiles import Scope, fixed_scope, kept_scope
 from pagedkv.stateful.report import OneMinimal, Proof, Shortest
 from pagedkv.stateful.searches import shortest, together
 from pagedkv.stateful.subject import Subject
@@ -83,15 +85,26 @@ class Prover:
 
         Changes nothing but the targets it makes. Raises KeyboardInterrupt.
         """
-        fixed, found = fixed_scope(self.declared), list[Exploration]()
+        explored = dict[Scope, Exploration]()
+        fixed, kept = fixed_scope(self.declared), kept_scope(self.declared)
+        for scope in (*self._beyond(name, tuple(commands)), fixed):
+            least = shortest(explored.values()).get(name)
+            depth = None if least is None else len(least.commands)
+            explored[scope] = self._explore(scope, name, depth)
+        if kept not in explored and name not in shortest(explored.values()):
+            # A handle that is kept may show something though no command is about it.
+            explored[kept] = self._explore(kept, name, None)
+        return Searched(name, (explored.pop(fixed), *explored.values()))
+
+    def _beyond(self, name: str, commands: Collection[Command]) -> Iterator[Scope]:
+        """The scopes of what the history uses beside the core's commands on live requests."""
+        if any(command.of_released for command in commands):
+            yield kept_scope(self.declared)
         if using := self._abilities(name, commands):
             pair = len(self.subject.factories) > 1
-            beyond = together(self.declared, pair=pair, using=using)
-            if beyond is not None and beyond.geometries:
-                found.append(self._explore(beyond, name, None))
-        least = shortest(found).get(name)
-        depth = None if least is None else len(least.commands)
-        return Searched(name, (self._explore(fixed, name, depth), *found))
+            scope = together(self.declared, pair=pair, using=using)
+            if scope is not None and scope.geometries:
+                yield scope
 
     def _abilities(self, name: str, commands: Iterable[Command]) -> frozenset[AbilityName]:
         """Those of which the history has commands; where there are any, it is asked too."""
@@ -101,6 +114,8 @@ class Prover:
 
     def _explore(self, scope: Scope, name: str, depth: int | None) -> Exploration:
         label = "fixed scope"
+        if scope.keeps_released:
+            label += ", released handles kept"
         if scope.abilities:
             label += f" of {', '.join(sorted(scope.abilities))}"
 

@@ -1,6 +1,6 @@
 """From a recorded history to the shortest core that breaks the same property.
 
-The fixed scope is searched first, and that of the abilities that the history uses: most faults
+The fixed scope is searched first, and those of what the history uses beyond it: most faults
 show there, and what is found there is proven shortest, however long the history was. Only for the
 others the history itself is cut.
 """

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from faults import PLANTED, Planted, broken_history, judging, searched, worlds
+from pagedkv.mutants import mutants
+from pagedkv.scoring import cut_down
+from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.explorer import Found
 from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.profiles import FIXED
+from pagedkv.stateful.traces import Trace
 
 # Searches alone; what they run is measured elsewhere, and traced they take three times as long.
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -65,3 +69,20 @@ def test_the_proven_history_is_one_that_the_minimiser_can_not_cut(planted: Plant
     case = Minimiser(make, judging, planted.property).one_minimal(found.geometry, found.commands)
     assert case is not None
     assert (case.geometry, case.commands) == (found.geometry, found.commands)
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        (Prefill(0, 3), Prefill(1, 2), Decode(0), Release(0), Decode(1), Release(1)),
+        (Prefill(0, 1), Release(0), Resume(0), Prefill(1, 1), Release(0), Release(1)),
+    ],
+    ids=["without a command on it", "with one"],
+)
+def test_what_only_a_kept_handle_shows_is_proven_over_the_scope_that_keeps_them(commands):
+    mutant = mutants()["recycles-lists"]
+    shrunk = cut_down(Trace(mutant.target, Geometry(4, 2), commands, mutant.breaks))
+    assert shrunk.commands is None
+    assert shrunk.example is not None
+    assert len(shrunk.example.commands) == mutant.optimum
+    assert shrunk.example.proof.name == "shortest"

@@ -124,6 +124,10 @@ class Resume(Command):
     op: ClassVar[str] = "resume"
     takes: ClassVar[bool] = True
 
+    @property
+    def of_released(self) -> bool:
+        return True
+
     def enabled(self, model: Model, setting: Setting) -> bool:
         return self.request in model.released and setting.declared.resumes
 
@@ -205,6 +209,10 @@ class Misuse(Command):
     kind: Kind
 
     @property
+    def of_released(self) -> bool:
+        return self.kind.endswith("-released")
+
+    @property
     def operation(self) -> str:
         """Which call: "prefill", "decode" or "release"."""
         return _OPERATION[self.kind]
@@ -212,7 +220,7 @@ class Misuse(Command):
     def enabled(self, model: Model, setting: Setting) -> bool:
         if setting.declared.on_wrong_use(self.operation) == "never":
             return False
-        if self.kind.endswith("-released"):
+        if self.of_released:
             return self.request in model.released
         others = len(model.live) - (self.request in model.live)
         if self.kind in _FRESH:
