@@ -42,11 +42,10 @@ def from_chance(
 def cut_all(traces: Sequence[Trace]) -> Iterator[Counterexample | None]:
     """The core of each history, in their order.
 
-    The search that comes first sees of a history only what it uses beside the core's commands on
-    live requests: what that finds, one of several alike has found for all. What is cut out of a
-    history itself is cut out of each.
+    The search that comes first sees of a history only which abilities it uses: what that finds, one
+    of several alike has found for all. What is cut out of a history itself is cut out of each.
     """
-    kinds = [(trace.target, used_by(trace.commands), _revives(trace)) for trace in traces]
+    kinds = [(trace.target, used_by(trace.commands)) for trace in traces]
     firsts = dict(zip(reversed(kinds), reversed(traces), strict=True))
     first = dict(zip(firsts, run_jobs(cut_down, [*firsts.values()], seconds=SECONDS), strict=True))
     rest = [trace for trace, kind in zip(traces, kinds, strict=True) if not _searched(first[kind])]
@@ -54,10 +53,6 @@ def cut_all(traces: Sequence[Trace]) -> Iterator[Counterexample | None]:
     for kind in kinds:
         core = first[kind] if _searched(first[kind]) else next(others)
         yield core.example if isinstance(core, Shrunk) else None
-
-
-def _revives(trace: Trace) -> bool:
-    return any(command.of_released for command in trace.commands)
 
 
 def _searched(core: Shrunk | Lost) -> bool:

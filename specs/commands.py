@@ -43,11 +43,6 @@ class Command(ABC):
     """Whether running out of blocks is an answer that the call can give."""
     request: int
 
-    @property
-    def of_released(self) -> bool:
-        """Whether it is about a request that was released, whose handle must have been kept."""
-        return False
-
     @abstractmethod
     def enabled(self, model: Model, setting: Setting) -> bool:
         """Whether the command makes sense after this history; changes nothing."""

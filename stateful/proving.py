@@ -1,15 +1,14 @@
-"""What the core of a recorded history is proven over: the fixed scope, and those of what it uses.
+"""What the core of a recorded history is proven over: the fixed scope, and two beside it.
 
-The fixed scope has the core's commands alone, and forgets released handles. Where the history has
-commands about these, or commands of abilities, the scope that keeps them, and that in which its
-abilities are tried at once, are searched too, and first: how long a history they have is soon
-known, and the fixed scope need not be searched for longer ones. Released handles are kept, too,
-where nothing else shows the fault.
+The fixed scope has the core's commands alone, and forgets released handles: a request that comes
+after one that went has its name. So the scope that keeps them is searched too, and, where the
+history has commands of abilities, that in which these are tried at once. Both come first: how long
+a history they have is soon known, and the fixed scope need not be searched for longer ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pagedkv.abilities import AbilityName
@@ -85,26 +84,23 @@ class Prover:
 
         Changes nothing but the targets it makes. Raises KeyboardInterrupt.
         """
-        explored = dict[Scope, Exploration]()
-        fixed, kept = fixed_scope(self.declared), kept_scope(self.declared)
-        for scope in (*self._beyond(name, tuple(commands)), fixed):
-            least = shortest(explored.values()).get(name)
+        explored = list[Exploration]()
+        for scope in self._scopes(name, commands):
+            least = shortest(explored).get(name)
             depth = None if least is None else len(least.commands)
-            explored[scope] = self._explore(scope, name, depth)
-        if kept not in explored and name not in shortest(explored.values()):
-            # A handle that is kept may show something though no command is about it.
-            explored[kept] = self._explore(kept, name, None)
-        return Searched(name, (explored.pop(fixed), *explored.values()))
+            explored.append(self._explore(scope, name, depth))
+        *beside, fixed = explored
+        return Searched(name, (fixed, *beside))
 
-    def _beyond(self, name: str, commands: Collection[Command]) -> Iterator[Scope]:
-        """The scopes of what the history uses beside the core's commands on live requests."""
-        if any(command.of_released for command in commands):
-            yield kept_scope(self.declared)
+    def _scopes(self, name: str, commands: Iterable[Command]) -> Iterator[Scope]:
+        """All of them that hold a pool, the fixed one last."""
+        scopes = [kept_scope(self.declared)]
         if using := self._abilities(name, commands):
             pair = len(self.subject.factories) > 1
-            scope = together(self.declared, pair=pair, using=using)
-            if scope is not None and scope.geometries:
-                yield scope
+            abilities = together(self.declared, pair=pair, using=using)
+            scopes += [] if abilities is None else [abilities]
+        yield from (scope for scope in scopes if scope.geometries)
+        yield fixed_scope(self.declared)
 
     def _abilities(self, name: str, commands: Iterable[Command]) -> frozenset[AbilityName]:
         """Those of which the history has commands; where there are any, it is asked too."""

@@ -10,11 +10,9 @@ from pagedkv.scoring import cut_down
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful import shrink
 from pagedkv.stateful.explorer import Found
 from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.profiles import FIXED
-from pagedkv.stateful.report import Counterexample
 from pagedkv.stateful.traces import Trace
 
 # Searches alone; what they run is measured elsewhere, and traced they take three times as long.
@@ -73,24 +71,19 @@ def test_the_proven_history_is_one_that_the_minimiser_can_not_cut(planted: Plant
     assert (case.geometry, case.commands) == (found.geometry, found.commands)
 
 
-REVIVED = (Prefill(0, 1), Release(0), Resume(0), Prefill(1, 1), Release(0), Release(1))
-UNTOUCHED = (Prefill(0, 3), Prefill(1, 2), Decode(0), Release(0), Decode(1), Release(1))
-
-
-def of_a_kept_handle(commands: tuple[Command, ...]) -> Counterexample:
-    """What a history of a fault comes down to that shows on released handles alone."""
-    mutant = mutants()["recycles-lists"]
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        ("recycles-lists", (Prefill(0, 3), Prefill(1, 2), Decode(0), Release(0), Decode(1))),
+        ("recycles-lists", (Prefill(0, 1), Release(0), Resume(0), Prefill(1, 1), Release(0))),
+        ("maps-owners-by-count", (Prefill(0, 1), Prefill(1, 1), Release(0), Prefill(0, 1))),
+    ],
+    ids=["a handle that nobody uses", "one that is used", "sooner than in the fixed scope"],
+)
+def test_what_shows_on_released_handles_is_proven_where_they_are_kept(name, commands):
+    mutant = mutants()[name]
     shrunk = cut_down(Trace(mutant.target, Geometry(4, 2), commands, mutant.breaks))
     assert shrunk.commands is None
     assert shrunk.example is not None
     assert len(shrunk.example.commands) == mutant.optimum
-    return shrunk.example
-
-
-def test_a_history_of_released_handles_is_proven_over_the_scope_that_keeps_them():
-    assert of_a_kept_handle(REVIVED).proof.name == "shortest"
-
-
-def test_what_nothing_else_shows_is_looked_for_on_released_handles(monkeypatch):
-    monkeypatch.setattr(shrink, "FIXED_SECONDS", 2.0)  # or searching the fixed scope takes long
-    assert of_a_kept_handle(UNTOUCHED).property == "handles-agree"
+    assert shrunk.example.proof.name == "shortest"

@@ -124,10 +124,6 @@ class Resume(Command):
     op: ClassVar[str] = "resume"
     takes: ClassVar[bool] = True
 
-    @property
-    def of_released(self) -> bool:
-        return True
-
     def enabled(self, model: Model, setting: Setting) -> bool:
         return self.request in model.released and setting.declared.resumes
 
@@ -209,10 +205,6 @@ class Misuse(Command):
     kind: Kind
 
     @property
-    def of_released(self) -> bool:
-        return self.kind.endswith("-released")
-
-    @property
     def operation(self) -> str:
         """Which call: "prefill", "decode" or "release"."""
         return _OPERATION[self.kind]
@@ -220,7 +212,7 @@ class Misuse(Command):
     def enabled(self, model: Model, setting: Setting) -> bool:
         if setting.declared.on_wrong_use(self.operation) == "never":
             return False
-        if self.of_released:
+        if self.kind.endswith("-released"):
             return self.request in model.released
         others = len(model.live) - (self.request in model.live)
         if self.kind in _FRESH:
