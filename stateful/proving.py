@@ -89,17 +89,17 @@ class Prover:
             least = shortest(explored).get(name)
             depth = None if least is None else len(least.commands)
             explored.append(self._explore(scope, name, depth))
-        *beside, fixed = explored
-        return Searched(name, (fixed, *beside))
+        return Searched(name, tuple(explored[::-1]))
 
     def _scopes(self, name: str, commands: Iterable[Command]) -> Iterator[Scope]:
         """All of them that hold a pool, the fixed one last."""
-        scopes = [kept_scope(self.declared)]
         if using := self._abilities(name, commands):
             pair = len(self.subject.factories) > 1
-            abilities = together(self.declared, pair=pair, using=using)
-            scopes += [] if abilities is None else [abilities]
-        yield from (scope for scope in scopes if scope.geometries)
+            scope = together(self.declared, pair=pair, using=using)
+            if scope is not None and scope.geometries:
+                yield scope
+        if (kept := kept_scope(self.declared)).geometries:
+            yield kept
         yield fixed_scope(self.declared)
 
     def _abilities(self, name: str, commands: Iterable[Command]) -> frozenset[AbilityName]:

@@ -138,9 +138,9 @@ class Searches:
     def _deeper_and_deeper(self) -> list[Exploration]:
         """The same where there are abilities: every scope to one depth, then to the next.
 
-        That of the abilities begins. The others then have nothing to look for that is as long as
-        what was found: no scope can be searched to its end before the next, as a fault that shows
-        soon in one may not show in another at all.
+        That of the abilities begins. The others then have nothing to look for that is longer than
+        what was found, and of two histories of one length theirs counts. No scope can be searched
+        to its end before the next, as a fault that shows soon in one may not show in another.
         """
         explored: dict[Scope, Exploration] = {}
         counted: dict[Scope, Counter[str]] = {}
@@ -148,7 +148,7 @@ class Searches:
         while True:
             for scope in self.scopes[::-1]:
                 least = least_of(explored.values())
-                due = depth if least is None else least - 1
+                due = depth if least is None else least
                 if scope in explored and covers(explored[scope], due):
                     continue
                 self.evaluations.subtract(counted.get(scope, {}))  # or it would count twice

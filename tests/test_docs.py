@@ -170,7 +170,7 @@ def adapter(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_adapter_of_the_example_passes(adapter):
-    report = pagedkv.check(adapter.Adapter, budget=20)
+    report = pagedkv.check(adapter.Adapter, budget=8)
     assert report.passed, report.to_json()
 
 

@@ -248,6 +248,8 @@ SAMPLE = (
     "reads-across-blocks",
     "counts-no-growth",
     "stays-cautious",
+    "maps-owners-by-count",
+    "never-slides",
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allocators import Plain
-from pagedkv import Request
+from pagedkv import Declarations, Request
 from pagedkv.reference import KVCacheManager
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release
 from pagedkv.specs.commands import Command
@@ -322,3 +322,12 @@ def test_a_command_that_makes_no_sense_is_named(before):
     with pytest.raises(MakesNoSense, match="makes no sense where it stands") as caught:
         rerun(subject(KVCacheManager), Trace("x", POOL, history))
     assert caught.value.index == len(history) - 2
+
+
+def test_a_target_with_larger_pools_than_those_that_keep_handles_is_cut_down(no_fixed_scope):
+    class Wide(LeaksLarge):
+        declares = Declarations(min_blocks=4, because={"min_blocks": "its docs"})
+
+    result = shrink(subject(Wide), Trace("x", POOL, STRIKE[LeaksLarge][1], "conservation"))
+    assert result.example is not None
+    assert result.example.property == "conservation"
