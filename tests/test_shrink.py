@@ -328,6 +328,6 @@ def test_a_target_with_larger_pools_than_those_that_keep_handles_is_cut_down(no_
     class Wide(LeaksLarge):
         declares = Declarations(min_blocks=4, because={"min_blocks": "its docs"})
 
-    result = shrink(subject(Wide), Trace("x", POOL, STRIKE[LeaksLarge][1], "conservation"))
+    result = shrink(subject(Wide), Trace("x", POOL, tuple(STRIKE[LeaksLarge][1]), "conservation"))
     assert result.example is not None
     assert result.example.property == "conservation"
