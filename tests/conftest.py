@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What the machine that runs the tests says of itself changes what commands show and how much of
-# it: pytest prints whole summaries where CI is set, Hypothesis takes another profile. What pytest is
-# told from outside is for this run, and not for those that the tests start.
+# it: pytest prints whole summaries where CI is set, Hypothesis takes another profile. What pytest
+# is told from outside is for this run, and not for those that the tests start.
 OUTSIDE = ("CI", "BUILD_NUMBER", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "COLUMNS", "LINES")
 for name in (*OUTSIDE, "PYTEST_ADDOPTS"):
     os.environ.pop(name, None)
