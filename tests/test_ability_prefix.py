@@ -154,6 +154,15 @@ def test_simpler_prompts_have_fewer_ones_fewer_tokens_or_no_extra_key():
     assert named(Admit(0, (1,), 0).simpler()) == ["prefill(0, 1)", "admit(0, (0,), 0)"]
 
 
+def test_simpler_prompts_have_each_one_at_an_earlier_place():
+    moved = named(Admit(0, (0, 1, 0, 0, 1, 0), 0).simpler())[-3:]
+    assert moved == [
+        "admit(0, (1, 0, 0, 0, 1, 0), 0)",
+        "admit(0, (0, 1, 0, 1, 0, 0), 0)",
+        "admit(0, (0, 1, 1, 0, 0, 0), 0)",
+    ]
+
+
 def test_in_smaller_blocks_a_prompt_has_the_same_blocks():
     prompt = Admit(0, (1, 0, 0, 0, 0, 0, 1), 1)
     assert Admit(0, (1, 0, 0, 0, 1, 0), 1) == prompt.scaled(3, 2, full=True)

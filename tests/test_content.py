@@ -111,6 +111,12 @@ def test_tokens_say_how_they_are_made(prompt):
     assert tokens_saying(*said_by(tokens, size), len(tokens), size) == tokens
 
 
+def test_a_prompt_that_ends_no_block_in_one_says_zero():
+    assert said_by((0, 0, 0, 1), 3) == ([0, 1], 0)
+    assert said_by((0, 0, 0, 0, 0, 1), 3) == ([0, 0], 2)
+    assert said_by((), 3) == ([], 0)
+
+
 @given(prompts(3), prompts(3))
 def test_two_prompts_have_one_tag_as_far_as_they_are_one(one, other):
     (tokens, extra, size), (others, key, _) = one, other
@@ -146,6 +152,14 @@ def test_a_tag_is_named_by_all_that_it_says(tokens, extra, size, words):
 @pytest.mark.parametrize("tag", [-3, 0, 1, 2, 3, 4])
 def test_what_is_below_the_first_prompt_is_no_tag(tag):
     assert name(tag, 2) == f"{tag} (no token's tag)"
+
+
+@pytest.mark.parametrize("end", [1, 2])
+def test_a_block_that_ends_before_it_is_there_has_no_tag(end):
+    code, offset, size = 0b10, 1, 3
+    tag = 1 + ((code * size + offset) * (1 + ENDS) + end) * EXTRAS
+    assert name(tag, size) == f"{tag} (no token's tag)"
+    assert name(tag - end * EXTRAS, size) == "token 1 of prompt 0 0"
 
 
 def test_a_setting_tags_by_content_where_blocks_are_shared_by_it():

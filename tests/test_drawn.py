@@ -167,4 +167,6 @@ def test_what_is_varied_comes_behind_what_is_exhausted():
         *("admit(0, (0, 1, 0, 0, 0), 0)", "admit(0, (0, 0, 0, 0, 0), 2)"),
     }
     assert all(command.enabled(EMPTY, plain) for command in candidates(EMPTY, varied))
+    ones = named(candidates(EMPTY, able("prefix", blocks=2, size=1, varied=True)))
+    assert len(set(ones)) == len(ones)
     assert not any(isinstance(c, Admit) for c in every_candidate(EMPTY, setting(4, 2)))

@@ -13,6 +13,7 @@ from builders import declaring, setting
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.abilities.fork import Fork
+from pagedkv.specs.abilities.prefix import Admit
 from pagedkv.specs.abilities.swap import SwapIn, SwapOut
 from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import candidates
@@ -207,6 +208,19 @@ def test_what_goes_back_and_what_is_copied_may_both_be_shared_by_content():
     # The first block goes back if nobody else found it; the second is copied if somebody did.
     assert Append(0, 1).expect(cut, within) == Grant(0, 1)
     assert Append(0, 2).expect(cut, within) == Grant(0, 2)
+
+
+def test_a_cut_block_may_be_one_that_another_request_has_whole():
+    within = able("prefix", "truncate", blocks=9, size=3)
+    whole = after(within, Prefill(0, 6))
+    assert blocks_due(whole, within) == 2
+    assert blocks_due(after(within, Prefill(1, 5), Prefill(2, 4), start=whole), within) == 2
+    assert blocks_due(after(within, Admit(1, (0, 0, 1), 0), start=whole), within) == 3
+    ends = after(within, Admit(1, (0, 0, 1), 0), Prefill(2, 3))
+    assert blocks_due(ends, within) == 2
+    assert blocks_due(after(within, Truncate(1, 2), start=ends), within) == 1
+    assert blocks_due(after(within, Truncate(1, 2), Truncate(2, 1), start=ends), within) == 1
+    assert blocks_due(after(within, Admit(1, (1, 0), 0), Prefill(2, 2)), within) == 2
 
 
 def test_fewest_blocks_by_content_are_full_ones_and_tails():

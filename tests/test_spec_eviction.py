@@ -54,6 +54,8 @@ OTHER = Admit(1, (1, 0), 0)
 def test_refuses_the_eviction_of_what_is_handed_out_to_nobody(table, now, idle):
     found = judge_order(admits(OTHER, (2, 1, 0), table, now))
     assert message(found) == f"{OTHER} evicted {idle}, and handed it out to nobody"
+    assert isinstance(found, Broken)
+    assert found.blocks == tuple(idle)
 
 
 @pytest.mark.parametrize(
