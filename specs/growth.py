@@ -176,7 +176,7 @@ def free_name(model: Model, setting: Setting) -> int | None:
     if len(model.live) + len(model.swapped) >= setting.requests:
         return None
     taken = {*model.live, *model.swapped, *(model.released if setting.declared.resumes else ())}
-    if setting.names > setting.requests and not setting.by_content:
+    if setting.names > setting.requests:
         tags = (*model.live.values(), *model.swapped.values())
         taken |= {(tag - 1) // setting.stride for held in tags for tag in held}
     return next((r for r in range(setting.names) if r not in taken), None)
@@ -184,7 +184,7 @@ def free_name(model: Model, setting: Setting) -> int | None:
 
 def outlived(model: Model, setting: Setting, order: Sequence[int]) -> tuple[int, ...]:
     """Names that only tags know, since a fork outlived them, as they appear in that order."""
-    if setting.names == setting.requests or setting.by_content:
+    if setting.names == setting.requests:
         return ()
     tags = [tag for r in order for tag in model.live.get(r) or model.swapped.get(r, ())]
     writers = dict.fromkeys((tag - 1) // setting.stride for tag in tags)
