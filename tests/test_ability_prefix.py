@@ -155,12 +155,12 @@ def test_simpler_prompts_have_fewer_ones_fewer_tokens_or_no_extra_key():
 
 
 def test_simpler_prompts_have_each_one_at_an_earlier_place():
-    moved = named(Admit(0, (0, 1, 0, 0, 1, 0, 1), 0).simpler())[-4:]
+    moved = named(Admit(0, (0, 1, 0, 0, 1, 0, 1, 0), 0).simpler())[-4:]
     assert moved == [
-        "admit(0, (1, 0, 0, 0, 1, 0, 1), 0)",
-        "admit(0, (0, 1, 0, 1, 0, 0, 1), 0)",
-        "admit(0, (0, 1, 1, 0, 0, 0, 1), 0)",
-        "admit(0, (0, 1, 0, 0, 1, 1, 0), 0)",
+        "admit(0, (1, 0, 0, 0, 1, 0, 1, 0), 0)",
+        "admit(0, (0, 1, 0, 1, 0, 0, 1, 0), 0)",
+        "admit(0, (0, 1, 1, 0, 0, 0, 1, 0), 0)",
+        "admit(0, (0, 1, 0, 0, 1, 1, 0, 0), 0)",
     ]
 
 
