@@ -80,7 +80,7 @@ class ArrayKVCacheManager(BatchedCalls):
         """Make room for one more token: one more block if the held are full. Mutates both."""
         row, held = self._holding("decode", req)
         count = len(held)
-        longer = fitting_length(req, count, self.block_size) + 1
+        longer = fitting_length(req, count, self.block_size, "decode") + 1
         plain = not isinstance(req, RowHandle)
         if longer <= count * self.block_size:
             self._prepared = None

@@ -99,7 +99,7 @@ class KVCacheManager:
         table was edited, or its `seq_len` so that it no longer fits; nothing has changed then.
         """
         blocks = self._blocks_of("decode", req)
-        seq_len = fitting_length(req, len(blocks), self.block_size)
+        seq_len = fitting_length(req, len(blocks), self.block_size, "decode")
         if seq_len < len(blocks) * self.block_size:
             req.seq_len = seq_len + 1
             return
@@ -216,9 +216,7 @@ def copied(handle: Request, memo: dict[int, Any]) -> Request:
     return twin
 
 
-def fitting_length(
-    req: Request, held: int, block_size: int, action: str = "decode", ahead: int = 0
-) -> int:
+def fitting_length(req: Request, held: int, block_size: int, action: str, ahead: int = 0) -> int:
     """Return `seq_len` as an int if exactly `held` blocks cover it; changes nothing.
 
     ahead: tokens to come that they cover too. Raises InvalidBlockTable if not,

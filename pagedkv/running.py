@@ -173,7 +173,7 @@ class RunningBatch:
         told = []
         for position, request in self._plain:
             _, held = self._manager._holding("decode", request)
-            longer = fitting_length(request, len(held), self._manager.block_size) + 1
+            longer = fitting_length(request, len(held), self._manager.block_size, "decode") + 1
             told.append(Told(request, held[:], longer, position))
         return told
 

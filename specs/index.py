@@ -2,9 +2,11 @@
 
 request.block_table = snapshot.block_tables[r]
 reverse_map = {(r, i, b) : table[r][i] = b}
-capacity[r] = len(table[r]) * block_size, and 0 where no live request is
+capacity[r] = blocks in table[r] * block_size, and 0 where no live request is
 ref_count[b] = entries of all tables that name b
 the allocation report = the arithmetic of seq_len and table
+
+Null entries, behind a window, are no blocks.
 """
 
 from __future__ import annotations
@@ -39,10 +41,12 @@ def judge_reverse_map(state: State) -> Judgement:
     """The physical-to-logical map has exactly the entries that the tables imply."""
     found = state.seen.snapshot.reverse_map
     assert found is not None, "Need.REVERSE_MAP is checked before"
+    null = state.setting.declared.null_block
     due = {
         Owned(r, i, block)
         for r, table in state.seen.tables.items()
         for i, block in enumerate(table)
+        if block != null
     }
     if found == due:
         return HOLDS
@@ -69,16 +73,22 @@ def judge_capacities(state: State) -> Judgement:
     assert found is not None, "Need.CAPACITIES is checked before"
     block_size = state.setting.geometry.block_size
     for owner in sorted({*found, *tables}, key=str):
-        table = tables.get(owner, ()) if isinstance(owner, int) else ()
-        has, due = found.get(owner, 0), len(table) * block_size
+        held = _held(state, tables.get(owner, ()) if isinstance(owner, int) else ())
+        has, due = found.get(owner, 0), len(held) * block_size
         if has != due:
             return Broken(
-                f"capacity of {_owner(owner)} = {has} != {due} = {len(table)} block(s) x "
+                f"capacity of {_owner(owner)} = {has} != {due} = {len(held)} block(s) x "
                 f"block_size {block_size}",
-                table,
+                held,
                 _requests(owner),
             )
     return HOLDS if found or tables else VACUOUS
+
+
+def _held(state: State, table: tuple[int, ...]) -> tuple[int, ...]:
+    """The table without its null entries."""
+    null = state.setting.declared.null_block
+    return tuple(block for block in table if block != null)
 
 
 def _requests(owner: int | str) -> tuple[int, ...]:
@@ -113,9 +123,7 @@ def judge_reports(state: State) -> Judgement:
     assert reports is not None, "Need.REPORT is checked before"
     for r, tags in state.model.live.items():
         table = state.seen.tables.get(r, ())
-        null = state.setting.declared.null_block
-        held = len(table) if null is None else sum(block != null for block in table)
-        allocated = held * state.setting.geometry.block_size
+        allocated = len(_held(state, table)) * state.setting.geometry.block_size
         unused = len(table) * state.setting.geometry.block_size - len(tags)
         due: dict[str, float] = {
             "logical_tokens": len(tags),

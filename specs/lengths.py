@@ -123,8 +123,8 @@ def judge_handle(step: Step) -> Judgement:
     own, model = step.command.request, step.after.model
     if own == NOBODY:
         return VACUOUS
-    kept = len(model.swapped[own]) if own in model.swapped else model.released.get(own, 0)
-    seq_len = len(model.live[own]) if own in model.live else kept
+    tags = model.live.get(own) or model.swapped.get(own)
+    seq_len = model.released[own] if tags is None else len(tags)
     if step.returned.seq_len != seq_len:
         return Broken(
             f"{step.command}: seq_len = {step.returned.seq_len} != {seq_len} = tokens put in",

@@ -52,7 +52,7 @@ class Batching:
 
     def allocate_for_decode(self, req: Request) -> None:
         row = self._row("decode", req)
-        fitting_length(req, len(req.block_table), self.block_size)
+        fitting_length(req, len(req.block_table), self.block_size, "decode")
         try:
             self.inner.decode_rows(np.array([row]))
         except OutOfBlocks as error:

@@ -193,6 +193,15 @@ def test_rejects_blocks_that_are_shared_over_other_tokens(tables, words, request
     assert judgement.requests == requests
 
 
+def test_shared_blocks_are_looked_at_behind_null_entries_too():
+    within = able("fork", "window", blocks=6, window=3)
+    two = after(within, Prefill(0, 5), Prefill(1, 5))
+    right = {0: (NULL, 1, 2), 1: (NULL, 3, 4)}
+    assert judge_unique(seen(within, two, right)) is HOLDS
+    judgement = judge_unique(seen(within, two, {0: (NULL, 1, 2), 1: (NULL, 3, 2)}))
+    assert "block_table[0][2] = 2 = block_table[1][2]" in message(judgement)
+
+
 def test_rejects_a_block_of_two_requests_that_share_nothing():
     two = after(WITHIN, Prefill(0, 2), Prefill(1, 2))
     judgement = judge_unique(seen(WITHIN, two, {0: (0,), 1: (0,)}))

@@ -15,6 +15,7 @@ from pagedkv.specs.free_list import judge_conserved
 from pagedkv.specs.index import judge_ref_counts, judge_reports
 from pagedkv.specs.model import EMPTY, POISON
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, Sometimes
+from pagedkv.specs.rollback import judge_exact
 from pagedkv.specs.steps import Grant, NoBlocks
 from pagedkv.specs.tables import judge_unique, judge_valid
 
@@ -110,6 +111,28 @@ def test_what_goes_back_counts_towards_what_is_needed():
     assert Grant(1, 1) == Append(0, 3).expect(two, within)
     wider = able("append", "window", blocks=4, size=1, window=2)
     assert Grant(1, 1) == Decode(0).expect(after(wider, Prefill(0, 1)), wider)
+
+
+def test_a_request_grows_up_to_the_pool_and_its_window_and_no_further():
+    within = able("append", "window", blocks=2, size=1, window=1)
+    two = after(within, Prefill(0, 2))
+    assert Decode(0).enabled(two, within)
+    three = after(within, Decode(0), start=two)
+    assert not Decode(0).enabled(three, within)
+    assert not Decode(1).enabled(two, within)
+
+
+@pytest.mark.parametrize(("size", "tokens", "takes"), [(1, 4, True), (2, 6, True), (2, 5, False)])
+def test_a_call_that_takes_a_block_may_be_refused_early_though_it_needs_none(size, tokens, takes):
+    early = able("group", "window", blocks=8, size=size, window=2, refuses_early=True)
+    live = after(early, Prefill(0, tokens))
+    here = seen(early, live, {0: tuple(range(early.blocks_for(tokens)))})
+    assert Grant(0, 0) == Decode(0).expect(live, early)
+    judgement = judge_exact(step(Decode(0), here, here, outcome=NoBlocks("OOM")))
+    assert (judgement is HOLDS) == takes
+    for command in (Release(0), GroupBegin()):
+        late = judge_exact(step(command, here, here, outcome=NoBlocks("OOM")))
+        assert "refused as out of blocks: needed(0)" in message(late)
 
 
 def test_inside_a_group_what_goes_back_is_withheld_and_does_not_count():

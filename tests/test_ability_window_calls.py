@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar
 
 import pytest
 
 from able import able, after, seen
-from pagedkv import Declarations, Request, Snapshot
+from pagedkv import Declarations, Owned, Request, Snapshot
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.abilities.finding import judge_counted
@@ -92,8 +93,18 @@ class Sliding:
             seq_lens={r: req.seq_len for r, req in self.live.items()},
             free_blocks=self.free,
             num_free=len(self.free),
-            ref_counts={b: 1 for req in self.live.values() for b in req.block_table if b != NULL},
+            ref_counts={b: 1 for _, _, b in self.held()},
+            reverse_map=self.held(),
+            capacities=dict(Counter(r for r, _, _ in self.held() for _ in range(self.block_size))),
         )
+
+    def held(self) -> list[Owned]:
+        return [
+            Owned(r, i, b)
+            for r, req in self.live.items()
+            for i, b in enumerate(req.block_table)
+            if b != NULL
+        ]
 
 
 def broken(kind: type[Sliding]) -> dict[str, str]:

@@ -105,8 +105,9 @@ def test_a_target_with_small_pools_only_is_drawn_with_these():
 def test_in_a_large_pool_the_first_and_the_last_edges_are_tried():
     large = setting(num_blocks=70, block_size=4)
     assert len(lengths(EMPTY, large)) == 3 * 70 + 1
-    varied = World(KVCacheManager, Geometry(70, 4), varied=True)
-    tried = [c.tokens for c in varied.candidates() if isinstance(c, Prefill)]
+    few = able(blocks=12, size=4, varied=True)
+    assert len(lengths(EMPTY, few)) == 3 * 12 + 1
+    tried = lengths(EMPTY, able(blocks=70, size=4, varied=True))
     assert tried == [
         1,
         3,
@@ -122,6 +123,8 @@ def test_in_a_large_pool_the_first_and_the_last_edges_are_tried():
         280,
         281,
     ]
+    varied = World(KVCacheManager, Geometry(70, 4), varied=True)
+    assert tried == [c.tokens for c in varied.candidates() if isinstance(c, Prefill)]
 
 
 # ---------------------------------------------------------------- more prompts

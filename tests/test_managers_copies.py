@@ -137,7 +137,7 @@ def test_a_clone_keeps_one_handle_with_two_names_one(make):
 
 
 def test_a_clone_copies_handles_that_hold_nothing(make):
-    request = Request(3, 2, [4, 5])
+    request = Request(3, 2, [4, 5], extra_key="lora")
     _, handles = make(1, 1, 1).clone({3: request})
     assert (
         handles[3].request_id,
@@ -145,7 +145,8 @@ def test_a_clone_copies_handles_that_hold_nothing(make):
         handles[3].seq_len,
         handles[3].block_table,
         handles[3].tokens,
-    ) == (3, 2, 2, [], [4, 5])
+        handles[3].extra_key,
+    ) == (3, 2, 2, [], [4, 5], "lora")
     assert handles[3].tokens is not request.tokens
 
 

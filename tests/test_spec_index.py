@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from able import NULL, able, after
+from able import seen as windowed
 from builders import handle, message, setting, state
 from pagedkv.protocol import Owned
+from pagedkv.specs.abilities.core import Prefill
 from pagedkv.specs.index import (
     judge_capacities,
     judge_handles,
@@ -46,6 +49,23 @@ def test_rejects_a_released_handle_that_still_carries_a_table():
 def test_accepts_the_reverse_map_that_the_tables_imply():
     assert judge_reverse_map(seen(reverse_map=MAP)) is HOLDS
     assert judge_reverse_map(state({}, {}, reverse_map=frozenset())) is HOLDS
+
+
+def test_null_entries_are_in_no_reverse_map_and_no_capacity():
+    within = able("window", blocks=6, window=3)
+    live = after(within, Prefill(0, 5))
+
+    def slid(**fields):
+        return windowed(within, live, {0: (NULL, 1, 2)}, **fields)
+
+    entries = frozenset({Owned(0, 1, 1), Owned(0, 2, 2)})
+    assert judge_reverse_map(slid(reverse_map=entries)) is HOLDS
+    judgement = judge_reverse_map(slid(reverse_map=entries | {Owned(0, 0, NULL)}))
+    assert "reverse_map[request 0, block -1] = logical 0, but" in message(judgement)
+    assert judge_capacities(slid(capacities={0: 4})) is HOLDS
+    judgement = judge_capacities(slid(capacities={0: 6}))
+    expected = "capacity of request 0 = 6 != 4 = 2 block(s) x block_size 2"
+    assert Broken(expected, (1, 2), (0,)) == judgement
 
 
 def test_rejects_a_reverse_map_without_an_entry():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from able import able, after, seen
 from builders import declaring, handle, message, setting, state, step
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release, Resume
+from pagedkv.specs.abilities.swap import SwapOut
 from pagedkv.specs.lengths import judge_cover, judge_handle, judge_others, judge_seq_len
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken
 from pagedkv.specs.steps import NoBlocks
@@ -14,9 +16,9 @@ TWO = {0: (0, 1), 1: (2,)}
 
 
 def test_accepts_the_tokens_that_were_put_in():
-    seen = state({0: 3, 1: 1}, TWO, released={2: 5})
-    assert judge_seq_len(seen) is HOLDS
-    assert judge_cover(seen) is HOLDS
+    right = state({0: 3, 1: 1}, TWO, released={2: 5})
+    assert judge_seq_len(right) is HOLDS
+    assert judge_cover(right) is HOLDS
 
 
 def test_nothing_to_judge_without_a_request():
@@ -25,9 +27,9 @@ def test_nothing_to_judge_without_a_request():
 
 
 def test_a_released_request_has_a_length_but_no_table_to_judge():
-    seen = state({}, {}, released={0: 3})
-    assert judge_seq_len(seen) is HOLDS
-    assert judge_cover(seen) is VACUOUS
+    over = state({}, {}, released={0: 3})
+    assert judge_seq_len(over) is HOLDS
+    assert judge_cover(over) is VACUOUS
 
 
 def test_rejects_a_snapshot_of_another_length():
@@ -54,6 +56,30 @@ def test_rejects_a_handle_of_another_length():
 def test_rejects_a_released_handle_that_forgets_its_length():
     judgement = judge_seq_len(state({}, {}, released={1: 3}, handles={1: handle(1, 1)}))
     assert message(judgement) == "request 1: seq_len = 1 != 3 = tokens put in"
+
+
+def test_all_handles_are_looked_at_while_a_request_is_swapped_out():
+    within = able("swap", host=4)
+    out = after(within, Prefill(0, 3), Prefill(1, 1), Prefill(2, 2), Release(2), SwapOut(0))
+    shown = {"swapped": {0: (0, 1)}, "host_free": (2, 3)}
+    right = seen(within, out, {1: (2,)}, **shown)
+    assert judge_seq_len(right) is HOLDS
+    for r, length in ((0, 3), (1, 1), (2, 2)):
+        wrong = {r: right.seen.handles[r]._replace(seq_len=9)}
+        judgement = judge_seq_len(seen(within, out, {1: (2,)}, handles=wrong, **shown))
+        assert message(judgement) == f"request {r}: seq_len = 9 != {length} = tokens put in"
+
+
+def test_a_request_that_goes_out_keeps_its_length():
+    within = able("swap", host=4)
+    live = after(within, Prefill(0, 3))
+    out = after(within, SwapOut(0), start=live)
+    first = seen(within, live, {0: (0, 1)}, swapped={}, host_free=(0, 1, 2, 3))
+    second = seen(within, out, {}, swapped={0: (0, 1)}, host_free=(2, 3))
+    assert judge_handle(step(SwapOut(0), first, second)) is HOLDS
+    reset = second.seen.handles[0]._replace(seq_len=0)
+    judgement = judge_handle(step(SwapOut(0), first, second, returned=reset))
+    assert message(judgement) == "swap_out(0): seq_len = 0 != 3 = tokens put in"
 
 
 @pytest.mark.parametrize(("tokens", "table"), [(4, (0, 1)), (1, (2,)), (3, (1, 0))])
