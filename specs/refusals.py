@@ -7,7 +7,6 @@ before, nothing else has changed; a change that is not wholly of such a kind is 
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -87,17 +86,18 @@ def _without_drops(step: Step, was: Snapshot, now: Snapshot) -> Snapshot:
     return replace(_without(now, back), **fields)
 
 
-def _without(now: Snapshot, back: Set[int]) -> Snapshot:
+def _without(now: Snapshot, back: frozenset[int]) -> Snapshot:
     """`now` without these blocks wherever a block can be that nobody holds."""
-    free, withheld, pending = now.free_blocks, now.withheld, now.pending
+    free, order = now.free_blocks, now.eviction_order
+    withheld, pending = now.withheld, now.pending
     waiting = {*(withheld or ()), *(pending or ())}
     counted = back - waiting if free is None else back.intersection(free)
     return replace(
         now,
-        free_blocks=None if free is None else [b for b in free if b not in back],
+        free_blocks=None if free is None else tuple(b for b in free if b not in back),
         num_free=None if now.num_free is None else now.num_free - len(counted),
         cached=now.cached - back,
-        eviction_order=now.eviction_order and [b for b in now.eviction_order if b not in back],
+        eviction_order=None if order is None else tuple(b for b in order if b not in back),
         withheld=None if withheld is None else withheld - back,
         pending=None if pending is None else {b: n for b, n in pending.items() if b not in back},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from able import able, after, seen
@@ -61,7 +63,7 @@ def test_rejects_a_released_handle_that_forgets_its_length():
 def test_all_handles_are_looked_at_while_a_request_is_swapped_out():
     within = able("swap", host=4)
     out = after(within, Prefill(0, 3), Prefill(1, 1), Prefill(2, 2), Release(2), SwapOut(0))
-    shown = {"swapped": {0: (0, 1)}, "host_free": (2, 3)}
+    shown: dict[str, Any] = {"swapped": {0: (0, 1)}, "host_free": (2, 3)}
     right = seen(within, out, {1: (2,)}, **shown)
     assert judge_seq_len(right) is HOLDS
     for r, length in ((0, 3), (1, 1), (2, 2)):
