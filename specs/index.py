@@ -203,7 +203,7 @@ PROPERTIES = (
     Property(
         "capacities",
         "Each owner's recorded capacity is what its table holds.",
-        "capacity[r] = len(block_table[r]) * block_size",
+        "capacity[r] = blocks in block_table[r] * block_size",
         EveryState(judge_capacities),
         frozenset({Need.CAPACITIES}),
         redundant=True,
