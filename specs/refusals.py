@@ -125,17 +125,12 @@ def _without_time(was: Snapshot, now: Snapshot) -> Snapshot:
     if was.pending is None or now.pending is None:
         return now
     left = was.pending.keys() & now.pending.keys()
-    ripe = was.pending.keys() - left
+    ripe = frozenset(was.pending.keys() - left)
     if left != now.pending.keys() or any(now.pending[b] > was.pending[b] for b in left):
         return now
-    free, count = now.free_blocks, now.num_free
-    if free is not None:
-        if not ripe <= set(free):
-            return now
-        free = tuple(block for block in free if block not in ripe)
-    if count is not None:
-        count -= len(ripe)
-    return replace(now, pending=was.pending, free_blocks=free, num_free=count)
+    if now.free_blocks is not None and not ripe <= {*now.free_blocks, *now.cached}:
+        return now
+    return replace(_without(now, ripe), pending=was.pending)
 
 
 def _without_order(snapshot: Snapshot) -> Snapshot:

@@ -181,6 +181,23 @@ def test_nothing_else_may_change_with_it(after, words):
     assert words in message(refused(before, waiting(pending, free, num_free=count)))
 
 
+def test_what_time_has_ripened_may_be_cached():
+    before = waiting({0: 2, 1: 1}, (2,), num_free=1, eviction_order=())
+    cached = {"cached": {1}, "eviction_order": (1,)}
+    assert refused(before, waiting({0: 1}, (2,), num_free=1, **cached)) is HOLDS
+    assert "free_blocks before [2] != [] after" in message(
+        refused(before, waiting({0: 1}, (1,), num_free=1, cached={2}))
+    )
+
+
+def test_where_the_free_list_is_not_seen_the_counter_counts_what_has_ripened():
+    before = waiting({0: 2, 1: 1}, None, num_free=1)
+    assert refused(before, waiting({0: 1}, None, num_free=2)) is HOLDS
+    assert "num_free before 1 != 0 after" in message(
+        refused(before, waiting({0: 1}, None, num_free=1))
+    )
+
+
 def test_no_time_passes_for_blocks_that_wait_for_blocks():
     judgement = refused(waiting({0: 1}, (1, 2), BLOCKS), waiting({}, (1, 2, 0), BLOCKS))
     assert "free_blocks before [1, 2] != [1, 2, 0] after" in message(judgement)
