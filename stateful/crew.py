@@ -12,7 +12,7 @@ from multiprocessing.context import SpawnProcess
 from time import monotonic
 from typing import Generic, TypeVar
 
-from pagedkv.stateful.spawning import deaf, name_of
+from pagedkv.stateful.spawning import deaf, name_of, usable_cores
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ def run_jobs(
     """
     crew: _Crew[Job, Result] = _Crew(work, list(jobs), seconds, on_end)
     try:
-        return crew.run(min(workers or os.cpu_count() or 1, len(jobs)))
+        return crew.run(min(workers or usable_cores(), len(jobs)))
     finally:
         crew.dismiss()
 

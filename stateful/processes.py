@@ -38,7 +38,7 @@ from pagedkv.stateful.output import Output
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.postmortem import told_of
 from pagedkv.stateful.report import Counterexample, Coverage, PropertyResult, TargetReport, Verdict
-from pagedkv.stateful.spawning import deaf, death_of, name_of
+from pagedkv.stateful.spawning import deaf, death_of, name_of, usable_cores
 
 __all__ = ["PROGRESS_SECONDS", "OnEvent", "Resolve", "Update", "death_of", "run_all"]
 
@@ -65,7 +65,7 @@ def run_all(
     A child that dies or hangs gives a verdict that says so, and after which history.
     KeyboardInterrupt goes on to the children, which end with what they know.
     """
-    return _Run(resolve, plan, on_event, workers or os.cpu_count() or 1).run(names)
+    return _Run(resolve, plan, on_event, workers or usable_cores()).run(names)
 
 
 Stage = Literal["first", "again", "cut"]

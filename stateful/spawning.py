@@ -11,6 +11,13 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 
+def usable_cores() -> int:
+    """The cores that this process may run on, as far as the system says: a container has fewer."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def name_of(code: int) -> str:
     """How a process ended, in words: "exit code 7", "SIGSEGV"."""
     names = {int(one): one.name for one in signal.Signals}

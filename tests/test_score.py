@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, fields, replace
 
 import pytest
@@ -29,6 +30,7 @@ from pagedkv.stateful.report import (
     Verdict,
 )
 from pagedkv.stateful.score import Planted, Run, run_of, summary_of
+from pagedkv.stateful.spawning import usable_cores
 from pagedkv.stateful.subject import Subject
 
 # ---------------------------------------------------------------- the command
@@ -192,6 +194,18 @@ def test_children_are_used_again_and_ends_are_in_order():
     assert [end[0] for end in ends if not isinstance(end, Lost)] == names
     assert len({end[1] for end in ends if not isinstance(end, Lost)}) == 1
     assert ended == [0, 1, 2, 3]
+
+
+def test_there_are_as_many_children_as_cores_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert usable_cores() == 1
+    ends = run_jobs(job, ["a", "b", "c"], seconds=30)
+    assert len({end[1] for end in ends if not isinstance(end, Lost)}) == 1
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores() == 64
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
 
 
 def test_a_job_that_kills_its_child_costs_itself_only():
