@@ -163,6 +163,36 @@ def test_a_published_tail_that_one_request_holds_is_withdrawn_before_it_is_writt
     ]
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["when computed", "at once"])
+@pytest.mark.parametrize("text", ["25678", "95678"], ids=["the same again", "other"])
+def test_one_call_may_withdraw_its_own_tail_and_evict_besides(at_once, text):
+    manager = made("prefix", "truncate", "append", geometry=(4, 2), publishes_at_once=at_once)
+    request, other = admitted(manager, "1122", "34")
+    manager.release_request(other)
+    manager.truncate_request(request, 3)
+    del request.tokens[3:]
+    assert sorted(manager.snapshot().index.values()) == [0, 1, 2]
+    request.tokens += [int(token) for token in text]
+    manager.allocate_for_append(request, 5)
+    assert request.block_table == [0, 1, 3, 2]
+    equations(manager)
+    assert [*manager.snapshot().index.values()] == ([0, 1, 3, 2] if at_once else [0])
+    manager.computed(request)
+    equations(manager)
+    assert [*manager.snapshot().index.values()] == [0, 1, 3, 2]
+
+
+def test_what_a_prompt_finds_is_not_evicted_for_it_nor_what_another_found_before():
+    manager = made("prefix", geometry=(5, 2))
+    for request in admitted(manager, "11", "22", "33"):
+        manager.release_request(request)
+    (first,) = admitted(manager, "115", first=3)
+    assert first.block_table[0] == 0
+    (second,) = admitted(manager, "226789", first=4)
+    assert second.block_table == [1, 4, 2]
+    equations(manager)
+
+
 def test_a_published_tail_that_several_hold_is_copied_and_still_found():
     manager = made("prefix", "truncate")
     first, second = admitted(manager, "1122", "11223")

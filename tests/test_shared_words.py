@@ -153,6 +153,38 @@ def test_groups_that_do_not_fit_are_named(kind):
     assert words(manager, begin, None) == "free_group_begin inside a group; end that one first"
 
 
+@both
+def test_what_a_fork_and_a_look_at_hits_are_refused_with(kind):
+    manager, req = live(kind)
+    other = Request(9, 3, [1, 2, 3])
+    manager.allocate_for_prefill(other)
+    forked = words(manager, lambda m, r: m.fork_request(r, other), req)
+    assert forked.startswith("fork into request 9, which holds the blocks [2, 3]")
+    manager.release_request(other)
+    assert words(manager, lambda m, r: m.cached_tokens(r), other) == (
+        "cached_tokens of request 9, which is not live; prefill it first"
+    )
+
+
+# ---------------------------------------------------------------- what is written is not found
+
+
+@both
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_block_that_is_cut_and_written_is_not_found_any_more(kind, lookahead):
+    manager = kind.configured("prefix", "truncate", lookahead=lookahead)(8, 2, 1)
+    req = Request(0, 4, [1, 1, 2, 2])
+    manager.allocate_for_prefill(req)
+    manager.computed(req)
+    manager.truncate_request(req, 3)
+    req.tokens[3:] = [9]
+    manager.allocate_for_decode(req)
+    assert [*manager.snapshot().index.values()] == req.block_table[:1]
+    found = Request(1, 5, [1, 1, 2, 2, 3])
+    manager.allocate_for_prefill(found)
+    assert manager.cached_tokens(found) == 2
+
+
 # ---------------------------------------------------------------- copies
 
 
