@@ -162,6 +162,14 @@ class Declarations:
             raise ValueError(
                 f"abilities name {name!r}; the abilities are {', '.join(ABILITY_NAMES)}"
             )
+        self._check_windows()
+        if self.lookahead_tokens and (beside := self._not_beside_lookahead()):
+            raise ValueError(
+                f"lookahead_tokens = {self.lookahead_tokens} is declared beside {beside}, where it "
+                f"is not exact; declare lookahead, the most blocks that there may be"
+            )
+
+    def _check_windows(self) -> None:
         given = [window for window in self.each_window if window is not None]
         if ("window" in self.abilities) != bool(given):
             said = f"windows = {self.windows}" if self.windows else f"window = {self.window}"
@@ -175,6 +183,11 @@ class Declarations:
             raise ValueError(
                 f"window = {self.window} and windows = {self.windows} are both declared; "
                 f"give the window of each table in windows, or of the only one in window"
+            )
+        if given and self.null_block is None and not self.ring:
+            raise ValueError(
+                f"windows {self.each_window} with neither null_block nor ring: declare what stands "
+                f"in a table for a block that went back, or that it is written over"
             )
         if self.ring and (self.null_block is not None or not given):
             raise ValueError(
@@ -190,11 +203,6 @@ class Declarations:
             raise ValueError(
                 f"windows = {self.windows} with a lookahead of {ahead}: which of the tables has "
                 f"the blocks beyond its tokens is not known; declare one or the other"
-            )
-        if self.lookahead_tokens and (beside := self._not_beside_lookahead()):
-            raise ValueError(
-                f"lookahead_tokens = {self.lookahead_tokens} is declared beside {beside}, where it "
-                f"is not exact; declare lookahead, the most blocks that there may be"
             )
 
     def _not_beside_lookahead(self) -> str:

@@ -22,6 +22,8 @@ def judge_contents(state: State) -> Judgement:
             continue
         if read is None:
             return Broken(f"request {r} is live but can't be read", (), (r,))
+        if (isinstance(read, Unreadable) or len(read) != len(tags)) and _lacks(state, r):
+            continue  # There is nothing to be read in place of what a refused call dropped.
         if isinstance(read, Unreadable):
             return Broken(f"cache of request {r} can't be read: {read.message}", (), (r,))
         if len(read) != len(tags):
@@ -63,6 +65,16 @@ def _dropped(state: State, table: tuple[int, ...], start: int) -> int:
     if not declared.drops_behind_window or declared.null_block is None:
         return 0
     return max(0, table.count(declared.null_block) * size - start)
+
+
+def _lacks(state: State, r: int) -> bool:
+    """Whether a refused call dropped what a request's window reaches back to."""
+    seq_len = len(state.model.live[r])
+    parts = state.setting.parts(state.seen.tables.get(r, ()), seq_len)
+    return any(
+        _dropped(state, table, max(0, seq_len - (window or seq_len))) > 0
+        for window, table in zip(state.setting.declared.each_window, parts, strict=True)
+    )
 
 
 def _block_of(state: State, entries: tuple[int, ...], table: int, position: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
 
     What others may have found, the tables say and not the model: a tail that was cut out of a
     full block, which is copied then, as `prefix-counted` judges, and what a window leaves behind.
+    Where blocks are given back late, that is no room yet.
     """
     blocks_for, lookahead = setting.blocks_for, setting.declared.lookahead
     before = len(model.live[request])
@@ -32,7 +33,8 @@ def demand(model: Model, setting: Setting, request: int, after: int) -> Grant:
         need += tail_stays and shares_tail(model, setting, request)
         if not model.grouping:  # What goes back inside a group is withheld.
             back = len(_given_back(model, request, gone))
-            need, perhaps = need - back, back * setting.by_content
+            late = bool(setting.declared.late_calls or setting.declared.late_blocks)
+            need, perhaps = need - back, back * (setting.by_content or late)
     if setting.cuts_shared:
         perhaps += len(overwritten(setting, before, after))
         perhaps -= shares_tail(model, setting, request)
@@ -144,9 +146,9 @@ def shares_tail(model: Model, setting: Setting, request: int) -> bool:
 
 def blocks_at_most(model: Model, setting: Setting) -> int:
     """Blocks that the live requests hold in all, at most; changes nothing."""
-    if setting.tracks_pages and not setting.by_content:
-        return blocks_due(model, setting)
     lookahead = setting.declared.lookahead * len(model.live)
+    if setting.tracks_pages and not setting.by_content:
+        return lookahead + blocks_due(model, setting)
     return lookahead + sum(setting.blocks_for(len(tags)) for tags in model.live.values())
 
 

@@ -54,11 +54,12 @@ def _overdue(step: Step, block: int, left: int) -> str | None:
     if left < 1:
         return f"pending[{block}] = {left} < 1: it waits for nothing"
     if block in was:
-        given_back = len(held - step.after.seen.held - {declared.null_block})
+        later = step.after.seen.snapshot.withheld or frozenset()
+        given_back = len(held - step.after.seen.held - {declared.null_block} - later)
         passed = given_back if declared.late_blocks else int(step.granted)
         most = was[block] - passed
         why = f"{was[block]} before - {passed} passed ({name})"
-    elif block in held:
+    elif block in held or block in (step.before.seen.snapshot.withheld or ()):
         most, why = getattr(declared, name), f"declared {name}"
     else:
         return f"block {block} is pending, but nobody had held it"

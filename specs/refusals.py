@@ -17,13 +17,14 @@ from pagedkv.specs.steps import Handle, Step
 
 def as_declared(step: Step, was: Snapshot, now: Snapshot) -> tuple[Snapshot, Snapshot]:
     """Both snapshots less what a refusal is declared to change; changes neither."""
-    declared = step.after.setting.declared
+    declared, seen = step.after.setting.declared, now
     if declared.drops_behind_window:
         now = _without_drops(step, was, now)
+    dropped = now is not seen
+    if declared.late_calls or (declared.late_blocks and dropped):
+        now = _without_time(was, now)
     if declared.evicts_cached:
         now = _without_evictions(was, now)
-    if declared.late_calls:
-        now = _without_time(was, now)
     if declared.reorders_free:
         return _without_order(was), _without_order(now)
     return was, now
@@ -40,17 +41,21 @@ def with_table(handle: Handle, step: Step) -> Handle:
 
 
 def remembering(step: Step) -> Model:
-    """The model before the call, in which what an earlier refusal dropped is gone.
+    """The model before the call, in which what earlier refusals dropped is gone.
 
-    Its request needs a block in place of each that it grows by, and has none left to give back.
+    A request needs a block in place of each that it grows by, and has none left to give back; what
+    it has dropped it holds together with nobody. A table with lookahead is longer than its pages.
     """
-    own, model = step.command.request, step.before.model
-    null, table = step.after.setting.declared.null_block, step.before.seen.tables.get(own, ())
-    pages = model.pages.get(own, ())
-    if not step.after.setting.declared.drops_behind_window or len(pages) != len(table):
-        return model
-    left = tuple(GONE if b == null else page for page, b in zip(pages, table, strict=True))
-    return replace(model, pages={**model.pages, own: left})
+    model, null = step.before.model, step.after.setting.declared.null_block
+    left = {
+        r: tuple(
+            GONE if b == null else page
+            for page, b in zip(pages, step.before.seen.tables.get(r, ()), strict=False)
+        )
+        for r, pages in model.pages.items()
+    }
+    whole = {r: pages for r, pages in left.items() if len(pages) == len(model.pages[r])}
+    return replace(model, pages={**model.pages, **whole})
 
 
 def _dropped(was: tuple[int, ...], now: tuple[int, ...], null: int | None) -> list[tuple[int, int]]:
@@ -80,9 +85,13 @@ def _without_drops(step: Step, was: Snapshot, now: Snapshot) -> Snapshot:
     if now.capacities is not None:
         room = now.capacities.get(own, 0) + len(dropped) * setting.geometry.block_size
         fields["capacities"] = {**now.capacities, own: room}
-    if setting.declared.forgets_unheld:
-        kept = {key: block for key, block in (was.index or {}).items() if block not in back}
-        fields["index"] = was.index if now.index == kept else now.index
+    if now.index is not None:
+        forgotten = back - now.cached
+        if not (setting.declared.forgets_unheld or setting.declared.evicts_cached):
+            # What waits is not found; what is free at once should have been kept.
+            forgotten &= {*(now.withheld or ()), *(now.pending or ())}
+        keys = {key: block for key, block in (was.index or {}).items() if block in forgotten}
+        fields["index"] = {**keys, **now.index}
     return replace(_without(now, back), **fields)
 
 
@@ -130,7 +139,9 @@ def _without_time(was: Snapshot, now: Snapshot) -> Snapshot:
         return now
     if now.free_blocks is not None and not ripe <= {*now.free_blocks, *now.cached}:
         return now
-    return replace(_without(now, ripe), pending=was.pending)
+    before = was.index or {}
+    index = now.index and {k: b for k, b in now.index.items() if b not in ripe or k in before}
+    return replace(_without(now, ripe), pending=was.pending, index=index)
 
 
 def _without_order(snapshot: Snapshot) -> Snapshot:

@@ -7,14 +7,16 @@ wrong use    =>  refused with a ValueError    (or silence, where declared)
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import replace
 
 from pagedkv.declarations import Returns
-from pagedkv.protocol import Snapshot
+from pagedkv.specs.alike import difference
+from pagedkv.specs.growth import dead
+from pagedkv.specs.model import GONE
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, EveryStep, Judgement, Need, Property
 from pagedkv.specs.refusals import as_declared, remembering, with_table
 from pagedkv.specs.show import first_difference, show
-from pagedkv.specs.steps import Done, Grant, NoBlocks, Raised, Refuse, Refused, Step
+from pagedkv.specs.steps import Done, Grant, HostGrant, NoBlocks, Raised, Refuse, Refused, Step
 
 
 def judge_unchanged(step: Step) -> Judgement:
@@ -39,10 +41,8 @@ def judge_unchanged(step: Step) -> Judgement:
         )
     if before.snapshot != after.snapshot:
         first, second = as_declared(step, before.snapshot, after.snapshot)
-        for f in fields(Snapshot):
-            was, now = getattr(first, f.name), getattr(second, f.name)
-            if was != now:
-                return Broken(f"{f.name} before {show(was)} != {show(now)} after; {what}")
+        if (changed := difference(first, second, step.after.setting)) is not None:
+            return Broken(f"{changed}; {what}")
     if before.handles != handles:
         r = next(r for r in before.handles if before.handles[r] != handles[r])
         name, was, now = first_difference(before.handles[r], handles[r])
@@ -62,10 +62,13 @@ def _perhaps(outcome: Done) -> str:
 
 def _takes(step: Step) -> bool:
     """Whether the call takes blocks, though no more than it leaves behind a window."""
-    own, before, setting = step.command.request, step.before.model, step.after.setting
-    had = before.live.get(own)
-    has = step.command.advance(before, setting).live.get(own, ())
-    return had is not None and setting.blocks_for(len(has)) > setting.blocks_for(len(had))
+    own, model, setting = step.command.request, step.before.model, step.after.setting
+    if own not in model.pages:
+        return False
+    gone = dead(model, setting, own, len(step.command.advance(model, setting).live.get(own, ())))
+    left = tuple(GONE if i in gone else page for i, page in enumerate(model.pages[own]))
+    due = step.command.expect(replace(model, pages={**model.pages, own: left}), setting)
+    return isinstance(due, Grant) and due.high > 0
 
 
 def judge_exact(step: Step) -> Judgement:
@@ -74,6 +77,8 @@ def judge_exact(step: Step) -> Judgement:
     if isinstance(due, Grant) and setting.declared.drops_behind_window:
         due = step.command.expect(remembering(step), setting)
     if not isinstance(due, Grant):
+        return VACUOUS
+    if isinstance(due, HostGrant) and step.before.seen.snapshot.host_free is None:
         return VACUOUS
     available = step.before.available_to(due)
     if isinstance(step.outcome, Done) and due.low > available:

@@ -167,10 +167,13 @@ class State(NamedTuple):
             if not snapshot.cached:
                 return len(set(snapshot.free_blocks))
             return len(snapshot.cached.union(snapshot.free_blocks))
-        if snapshot.num_free is not None:
-            return snapshot.num_free
         late = (*(snapshot.pending or ()), *(snapshot.withheld or ()))
-        return len(self.setting.usable.difference(self.seen.held, late))
+        left = len(self.setting.usable.difference(self.seen.held, late))
+        if snapshot.num_free is None:
+            return left
+        # A counter counts the cached blocks, or leaves them out.
+        counted = snapshot.num_free + len(snapshot.cached)
+        return counted if counted == left else snapshot.num_free
 
     def available_to(self, due: Grant) -> int:
         """Blocks that what is due can be taken from."""

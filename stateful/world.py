@@ -239,9 +239,9 @@ class World:
     def _freed_by(self, before: State, seen: Snapshot) -> frozenset[int]:
         """The blocks whose content is nobody's from now on."""
         was, kept = before.seen.snapshot, seen.cached
-        if self.setting.by_content:  # What is withheld may be found again.
-            kept = kept.union(seen.withheld or ())
-        had = before.seen.held.union(was.cached, was.withheld or ())
+        if self.setting.by_content:  # What is withheld, or waits, may be found again.
+            kept = kept.union(seen.withheld or (), seen.pending or ())
+        had = before.seen.held.union(was.cached, was.withheld or (), was.pending or ())
         null = self.setting.declared.null_block
         return frozenset(b for b in had - self.state.seen.held - kept if b != null)
 

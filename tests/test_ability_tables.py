@@ -43,6 +43,7 @@ TWO = able("append", "window", blocks=8, windows=(None, 3))
         ({"abilities": {"window"}, "windows": (None, None)}, "are declared together"),
         ({"abilities": {"window"}, "windows": (None, 0)}, "window must be >= 1"),
         ({"ring": True}, "a ring is behind a window"),
+        ({"abilities": {"window"}, "window": 2}, "with neither null_block nor ring"),
         ({"abilities": {"window"}, "window": 2, "ring": True, "null_block": 0}, "leaves no entry"),
         ({"abilities": {"fork"}, "windows": (None, None)}, "ring or windows beside fork"),
         ({"lookahead": 1, "windows": (None, None)}, "with a lookahead of 1"),

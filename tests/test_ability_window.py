@@ -53,11 +53,11 @@ def test_what_no_token_to_come_reads_may_be_null_where_a_refusal_drops_it():
     assert "window(2) are read" in message(judge_kept(seen(lenient, FIVE, table)))
 
 
-def test_nothing_to_judge_where_nobody_is_live_or_tables_are_shortened():
+def test_nothing_to_judge_where_nobody_is_live_or_nothing_goes_back():
     assert judge_kept(seen(WITHIN, EMPTY, {})) is VACUOUS
-    shortened = able("append", "window", window=3, null_block=None)
-    assert judge_kept(seen(shortened, FIVE, {0: (1, 2)})) is VACUOUS
-    grew = step(Decode(0), seen(shortened, FIVE, {0: (1, 2)}), seen(shortened, SIX, {0: (1, 2)}))
+    ring = able("append", "window", window=3, null_block=None, ring=True)
+    assert judge_kept(seen(ring, FIVE, {0: (1, 2)})) is VACUOUS
+    grew = step(Decode(0), seen(ring, FIVE, {0: (1, 2)}), seen(ring, SIX, {0: (1, 2)}))
     assert judge_freed(grew) is VACUOUS
 
 
@@ -220,5 +220,3 @@ def test_what_a_refusal_dropped_is_not_read_and_the_rest_still_is():
     assert "position 4: reads nothing" in message(judged(dropping, two, *[POISON] * 3))
     assert "position 2: reads nothing" in message(judged(dropping, one, POISON, POISON, last))
     assert "position 2: reads nothing" in message(judged(WITHIN, two, POISON, POISON, last))
-    shortened = able("append", "window", window=3, null_block=None, drops_behind_window=True)
-    assert "position 2: reads nothing" in message(judged(shortened, (1, 2), POISON, POISON, last))

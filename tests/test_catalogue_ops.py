@@ -122,7 +122,6 @@ def test_of_an_ability_only_what_is_declared_and_shown_is_judged():
 def test_of_a_window_null_entries_are_judged_or_that_a_ring_turns():
     nulls = {"window-kept", "window-freed", "window-left"}
     assert judged(able("window", window=2)) == nulls
-    assert judged(able("window", window=2, null_block=None)) == set()
     assert judged(able("window", window=2, null_block=None, ring=True)) == {"window-turned"}
 
 

@@ -195,11 +195,6 @@ def test_a_dropped_block_that_a_fork_still_holds_stays_held():
     assert "free_blocks before [4, 5] != [4, 5, 0] after" in message(judged((4, 5, 0)))
 
 
-def test_without_a_null_block_nothing_can_have_been_dropped():
-    shortened = sliding(drops_behind_window=True, null_block=None)
-    assert "block_table before" in message(refused({}, {}, within=shortened))
-
-
 # ---------------------------------------------------------------- what it left to be needed
 
 WINDOW = able(

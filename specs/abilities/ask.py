@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pagedkv.specs.ability import Ability
+from pagedkv.specs.alike import difference
 from pagedkv.specs.properties import (
     HOLDS,
     VACUOUS,
@@ -40,12 +41,10 @@ def judge_pure(step: Step) -> Judgement:
         return VACUOUS
     if step.asked.changed is None:
         return HOLDS
-    was, now = step.asked.changed
-    name = next(name for name in was.__slots__ if getattr(was, name) != getattr(now, name))
-    return Broken(
-        f"{name} before {show(getattr(was, name))} != {show(getattr(now, name))} after asking "
-        f"whether {step.command} would be granted"
-    )
+    changed = difference(*step.asked.changed, step.after.setting)
+    if changed is None:
+        return HOLDS
+    return Broken(f"{changed} asking whether {step.command} would be granted")
 
 
 def _said_no(step: Step) -> bool:

@@ -212,6 +212,8 @@ class Misuse(Command):
     def enabled(self, model: Model, setting: Setting) -> bool:
         if setting.declared.on_wrong_use(self.operation) == "never":
             return False
+        if setting.declared.tables_outside and self.kind in _FORGE:
+            return False  # Nobody reads the table of a handle.
         if self.kind.endswith("-released"):
             return self.request in model.released
         others = len(model.live) - (self.request in model.live)

@@ -166,12 +166,14 @@ def judge_published(step: Step) -> Judgement:
 def judge_kept(step: Step) -> Judgement:
     """A release leaves in the index whatever was found there: nothing has to go for it.
 
-    Where it is declared that what nobody holds is forgotten, what somebody still holds stays.
+    What it gives back late is found again, if at all, once it has come back. Where it is declared
+    that what nobody holds is forgotten, what somebody still holds stays.
     """
     snapshot = step.after.seen.snapshot
     if not (isinstance(step.command, Release) and step.granted) or snapshot.withheld is not None:
         return VACUOUS
-    before = _contents(step.before)
+    waits = snapshot.pending or {}
+    before = {what: b for what, b in _contents(step.before).items() if b not in waits}
     if step.after.setting.declared.forgets_unheld:
         held = step.after.seen.held
         before = {what: block for what, block in before.items() if block in held}
@@ -259,7 +261,7 @@ PROMISES = (
     Property(
         "prefix-kept",
         "Whatever is found before a release is found after it.",
-        "release(r) outside a group: content(index) before <= content(index) after",
+        "release(r) outside a group: content(index) before <= content(index) after + pending",
         EveryStep(judge_kept),
         frozenset({Need.INDEX}),
     ),

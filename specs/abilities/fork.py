@@ -35,7 +35,7 @@ class Fork(Command):
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         need = int(copies_at_fork(model, setting, self.parent))
-        return Grant(need, need)
+        return Grant(need, need + setting.declared.lookahead)
 
     def prepare(self, handles: Handles, state: State) -> Undo:
         parent = handles[self.parent]
