@@ -35,7 +35,7 @@ def with_table(handle: Handle, step: Step) -> Handle:
     before, after, own = step.before.seen, step.after.seen, step.command.request
     null = step.after.setting.declared.null_block
     shown = handle.block_table == after.tables.get(own)
-    if shown and _dropped(before.tables.get(own, ()), after.tables.get(own, ()), null):
+    if shown and _dropped(before.tables.get(own, ()), handle.block_table, null):
         return handle._replace(block_table=before.tables[own])
     return handle
 

@@ -68,6 +68,13 @@ def test_accepts_a_question_that_changes_nothing():
     assert judge_pure(step(Decode(0), HALF, HALF)) is VACUOUS
 
 
+def test_a_question_may_leave_a_zero_behind():
+    zero = state({0: 4}, {0: (0, 1)}, ref_counts={0: 1, 1: 1, 2: 0})
+    without = state({0: 4}, {0: (0, 1)}, ref_counts={0: 1, 1: 1})
+    changed = (without.seen.snapshot, zero.seen.snapshot)
+    assert judge_pure(asked(True, DONE, changed=changed)) is HOLDS
+
+
 def test_rejects_a_question_that_changes_something():
     changed = (HALF.seen.snapshot, LESS.seen.snapshot)
     judgement = judge_pure(asked(False, OOM, changed=changed))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from able import able, after, seen
@@ -14,6 +16,7 @@ from pagedkv.shared_reference import SharedKVCacheManager
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.core import Decode, Misuse, Prefill, Release
 from pagedkv.specs.abilities.finding import judge_counted
+from pagedkv.specs.abilities.fork import Fork
 from pagedkv.specs.abilities.swap import SwapIn, SwapOut
 from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import PROPERTIES, offered
@@ -164,6 +167,22 @@ def test_a_free_block_is_forged_only_while_what_is_reserved_leaves_one():
     wrong = Misuse(0, "release-free")
     assert wrong.enabled(after(AHEAD, Prefill(0, 5)), AHEAD)
     assert not wrong.enabled(after(AHEAD, Prefill(0, 6)), AHEAD)
+
+
+@pytest.mark.parametrize("beside", ["fork", "window"])
+def test_what_may_be_reserved_beside_forks_and_windows_may_be_all_there_is(beside):
+    window: dict[str, Any] = {"window": 1} if beside == "window" else {}
+    within = able(beside, blocks=2, size=1, lookahead=1, **window)
+    wrong = Misuse(0, "release-free")
+    assert not wrong.enabled(after(within, Prefill(0, 1)), within)
+    larger = able(beside, blocks=3, size=1, lookahead=1, **window)
+    assert wrong.enabled(after(larger, Prefill(0, 1)), larger)
+
+
+def test_a_fork_may_reserve_blocks_of_its_own():
+    within = able("fork", blocks=4, size=2, lookahead=2, forks_eagerly=True)
+    assert Grant(0, 2) == Fork(1, 0).expect(after(within, Prefill(0, 2)), within)
+    assert Grant(1, 3) == Fork(1, 0).expect(after(within, Prefill(0, 1)), within)
 
 
 def test_each_reserved_block_that_others_hold_and_is_written_needs_a_copy():

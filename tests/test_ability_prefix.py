@@ -527,6 +527,13 @@ def test_rejects_a_release_after_which_less_is_found(now, block, content):
     assert Broken(message(judgement), (block,)) == judgement
 
 
+def test_what_waits_to_come_back_need_not_be_found_meanwhile():
+    there = seen(WITHIN, OVER, {}, index={"a": 0}, cached={0}, ends=LAST, pending={1: 1})
+    assert judge_kept(step(Release(0), before(BOTH), there)) is HOLDS
+    lost = seen(WITHIN, OVER, {}, index={}, ends=LAST, pending={1: 1})
+    assert "block 0, which ends in" in message(judge_kept(step(Release(0), before(BOTH), lost)))
+
+
 def test_what_was_not_found_before_a_release_and_what_is_withheld_is_not_judged():
     assert judge_kept(released({}, {})) is VACUOUS
     assert judge_kept(released(BOTH, {}, outcome=Refused("no"))) is VACUOUS

@@ -14,7 +14,7 @@ from pagedkv.specs.abilities.swap import SWAP, SwapIn, SwapOut, judge_host
 from pagedkv.specs.catalogue import candidates, offered
 from pagedkv.specs.growth import free_name
 from pagedkv.specs.model import EMPTY
-from pagedkv.specs.properties import HOLDS, Broken, Need, Sometimes
+from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, Need, Sometimes
 from pagedkv.specs.rollback import judge_exact
 from pagedkv.specs.steps import Grant, HostGrant, NoBlocks
 
@@ -102,6 +102,13 @@ def test_swaps_make_their_calls_and_have_nothing_to_prepare():
 def test_what_comes_in_is_there_already_and_is_not_written():
     before = seen(WITHIN, OUT, {1: (2,)}, swapped={0: (0, 1)}, host_free=(2, 3))
     assert SwapIn(0).written(None, before, Request(0, 3)) == 3
+
+
+def test_where_the_second_pool_is_not_seen_its_room_is_not_judged():
+    here = seen(WITHIN, IN, {0: (0, 1), 1: (2,)})
+    gone = seen(WITHIN, OUT, {1: (2,)})
+    assert judge_exact(step(SwapOut(0), here, gone)) is VACUOUS
+    assert judge_exact(step(SwapOut(0), here, here, outcome=NoBlocks("OOM"))) is VACUOUS
 
 
 def test_every_live_request_goes_out_and_every_swapped_one_comes_in_or_is_released():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from able import NULL, able, after, seen
@@ -16,7 +18,7 @@ from pagedkv.specs.index import judge_ref_counts, judge_reports
 from pagedkv.specs.model import EMPTY, POISON
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, Sometimes
 from pagedkv.specs.rollback import judge_exact
-from pagedkv.specs.steps import Grant, NoBlocks
+from pagedkv.specs.steps import Grant, NoBlocks, Unreadable
 from pagedkv.specs.tables import judge_unique, judge_valid
 
 WITHIN = able("append", "window", blocks=6, window=3)
@@ -135,6 +137,15 @@ def test_a_call_that_takes_a_block_may_be_refused_early_though_it_needs_none(siz
         assert "refused as out of blocks: needed(0)" in message(late)
 
 
+@pytest.mark.parametrize("late", ["late_calls", "late_blocks"])
+def test_what_goes_back_late_may_be_room_or_not(late):
+    counted: dict[str, Any] = {late: 1}
+    within = able("append", "window", blocks=4, size=1, window=1, **counted)
+    two = after(within, Prefill(0, 2))
+    assert Grant(0, 1) == Decode(0).expect(two, within)
+    assert Grant(1, 3) == Append(0, 3).expect(two, within)
+
+
 def test_inside_a_group_what_goes_back_is_withheld_and_does_not_count():
     within = able("window", "group", blocks=4, size=1, window=1)
     two = after(within, Prefill(0, 2), GroupBegin())
@@ -220,3 +231,11 @@ def test_what_a_refusal_dropped_is_not_read_and_the_rest_still_is():
     assert "position 4: reads nothing" in message(judged(dropping, two, *[POISON] * 3))
     assert "position 2: reads nothing" in message(judged(dropping, one, POISON, POISON, last))
     assert "position 2: reads nothing" in message(judged(WITHIN, two, POISON, POISON, last))
+
+    def unreadable(within, table, read):
+        return judge_contents(seen(within, FIVE, {0: table}, contents={0: read}))
+
+    for read in (Unreadable("no such row"), (last,)):
+        assert unreadable(dropping, two, read) is HOLDS
+        assert "cache of request 0" in message(unreadable(dropping, one, read))
+        assert "cache of request 0" in message(unreadable(WITHIN, two, read))

@@ -373,3 +373,15 @@ def test_every_length_is_tried_up_to_the_limit_itself():
 )
 def test_one_block_is_forged_in_however_long_the_tables(kind, table):
     assert table == forged(kind, {0: (2, 3), 1: (0, 1)}, within=setting(block_size=1))
+
+
+def test_where_nobody_reads_a_handle_s_table_none_is_forged():
+    within = setting(declared=declaring(tables_outside=True))
+    two = model(within, {0: 2, 1: 1}, {2: 3})
+    kinds = [kind for kind in KINDS if Misuse(0, kind).enabled(two, within)]
+    assert kinds == ["prefill-live"]
+    assert [k for k in KINDS if Misuse(3, k).enabled(two, within)] == [
+        "decode-fresh",
+        "release-fresh",
+    ]
+    assert Misuse(2, "release-released").enabled(two, within)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from able import able, after, seen
 from builders import message, setting, state
+from pagedkv.specs.abilities.core import Prefill
 from pagedkv.specs.free_list import judge_conserved, judge_counted, judge_disjoint, judge_valid
 from pagedkv.specs.properties import HOLDS, Broken
 
 
 @pytest.mark.parametrize("free", [(2, 3), (3, 2)], ids=["ascending", "lifo"])
 def test_accepts_a_free_list_in_any_order(free):
-    seen = state({0: 3}, {0: (0, 1)}, free=free, num_free=2)
-    assert judge_valid(seen) is HOLDS
-    assert judge_disjoint(seen) is HOLDS
-    assert judge_conserved(seen) is HOLDS
-    assert judge_counted(seen) is HOLDS
+    here = state({0: 3}, {0: (0, 1)}, free=free, num_free=2)
+    assert judge_valid(here) is HOLDS
+    assert judge_disjoint(here) is HOLDS
+    assert judge_conserved(here) is HOLDS
+    assert judge_counted(here) is HOLDS
 
 
 def test_accepts_a_fresh_pool_and_a_full_one():
-    for seen in (state({}, {}), state({0: 8}, {0: (0, 1, 2, 3)})):
-        assert judge_valid(seen) is HOLDS
-        assert judge_disjoint(seen) is HOLDS
-        assert judge_conserved(seen) is HOLDS
+    for here in (state({}, {}), state({0: 8}, {0: (0, 1, 2, 3)})):
+        assert judge_valid(here) is HOLDS
+        assert judge_disjoint(here) is HOLDS
+        assert judge_conserved(here) is HOLDS
 
 
 def test_rejects_a_free_block_beyond_the_pool():
@@ -121,8 +125,8 @@ def test_rejects_sums_that_balance_over_a_lost_block():
 
 
 def test_cached_blocks_are_neither_lost_nor_free():
-    seen = state({0: 1}, {0: (0,)}, free=(2, 3), cached=frozenset({1}))
-    assert judge_conserved(seen) is HOLDS
+    here = state({0: 1}, {0: (0,)}, free=(2, 3), cached=frozenset({1}))
+    assert judge_conserved(here) is HOLDS
 
 
 def test_rejects_a_block_that_is_cached_and_held():
@@ -148,3 +152,15 @@ def test_a_counter_is_held_against_the_tables_where_the_free_list_cannot_be_seen
     wrong = state({0: 3}, {0: (0, 1)}, free=None, num_free=1)
     assert judge_counted(right) is HOLDS
     assert message(judge_counted(wrong)) == "num_free = 1 != 2 = usable - held"
+
+
+@pytest.mark.parametrize(("num_free", "available"), [(1, 2), (2, 2)])
+def test_where_the_free_list_is_not_seen_a_counter_may_count_the_cached_or_not(num_free, available):
+    within = able("prefix")
+    dense = after(within, Prefill(0, 3))
+    unseen: dict[str, Any] = {"cached": {2}, "free_blocks": None}
+    here = seen(within, dense, {0: (0, 1)}, num_free=num_free, **unseen)
+    assert judge_counted(here) is HOLDS
+    assert here.available == available
+    wrong = seen(within, dense, {0: (0, 1)}, num_free=3, **unseen)
+    assert message(judge_counted(wrong)) == "num_free = 3 != 2 = usable - held"

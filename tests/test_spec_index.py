@@ -169,6 +169,15 @@ def test_accepts_the_arithmetic_of_length_and_table():
     assert judge_reports(seen()) is HOLDS
 
 
+def test_no_report_is_judged_of_a_ring_or_of_several_tables():
+    ring = able("window", window=2, null_block=None, ring=True)
+    live = after(ring, Prefill(0, 5))
+    assert judge_reports(windowed(ring, live, {0: (0,)}, reports={0: {}})) is VACUOUS
+    several = able(windows=(None, None))
+    live = after(several, Prefill(0, 1))
+    assert judge_reports(windowed(several, live, {0: (0, 1)}, reports={0: {}})) is VACUOUS
+
+
 def test_no_live_request_no_report():
     assert judge_reports(state({}, {}, released={0: 1})) is VACUOUS
 

@@ -83,6 +83,23 @@ def test_nothing_to_judge_where_nothing_is_pending():
     assert judge_pending(step(Decode(1), waiting(None, (0, 1, 2)), waiting(None, (0,)))) is VACUOUS
 
 
+def test_what_was_withheld_may_wait_once_the_group_has_ended():
+    before = waiting({}, (1, 2), withheld={0})
+    assert judge_pending(step(Decode(1), before, waiting({0: 2}, (1, 2)))) is HOLDS
+    nobody = judge_pending(step(Decode(1), waiting({}, (1, 2)), waiting({0: 2}, (1, 2))))
+    assert "block 0 is pending, but nobody had held it" in message(nobody)
+
+
+def test_what_is_withheld_has_not_come_back_for_those_that_wait_for_blocks():
+    before = state({0: 2, 1: 1}, {0: (0,), 1: (3,)}, within=BLOCKS, pending={1: 1}, free=(2,))
+
+    def after(**fields):
+        return step(Release(0), before, waiting({1: 1}, (2,), BLOCKS, **fields))
+
+    assert judge_pending(after(withheld={0})) is HOLDS
+    assert "pending[1] = 1 > 0 = 1 before - 1 passed" in message(judge_pending(after()))
+
+
 @pytest.mark.parametrize(
     ("within", "declared"),
     [(CALLS, "2 = declared late_calls"), (BLOCKS, "2 = declared late_blocks")],

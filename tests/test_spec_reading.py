@@ -36,6 +36,14 @@ def test_rejects_a_manager_that_reading_changes():
     assert judgement == Broken("free_blocks before [0, 1, 2] != [2, 1, 0] after reading")
 
 
+def test_reading_may_leave_a_zero_behind():
+    here = fresh()
+    first = Snapshot(block_tables={}, seq_lens={}, free_blocks=(0, 1, 2), capacities={})
+    later = Snapshot(block_tables={}, seq_lens={}, free_blocks=(0, 1, 2), capacities={0: 0})
+    seen = here.seen._replace(snapshot=first, again=lambda: later)
+    assert judge_reads(with_seen(here, seen)) is HOLDS
+
+
 def test_rejects_a_list_that_the_snapshot_does_not_have():
     here = fresh()
     judgement = judge_listed(with_seen(here, here.seen._replace(listed=lambda: (0, 1))))

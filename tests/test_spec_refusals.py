@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from able import NULL, able, after, seen
@@ -13,7 +15,7 @@ from pagedkv.specs.abilities.fork import Fork
 from pagedkv.specs.abilities.group import GroupBegin, GroupEnd
 from pagedkv.specs.properties import HOLDS
 from pagedkv.specs.rollback import judge_exact, judge_unchanged
-from pagedkv.specs.steps import DONE, NoBlocks
+from pagedkv.specs.steps import DONE, Handle, NoBlocks
 
 OOM = NoBlocks("OOM: none left")
 
@@ -138,6 +140,51 @@ def test_where_nobody_keeps_what_is_not_held_the_keys_of_dropped_blocks_go_too()
         assert "index before" in message(refused(was, {"index": now}, within=forgets))
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [({"withheld": ()}, {"withheld": {0}}), ({"pending": {}}, {"pending": {0: 1}})],
+    ids=["withheld", "pending"],
+)
+def test_a_dropped_block_that_waits_is_not_found_meanwhile(was, now):
+    known = {"k": 0, "l": 1}
+    free = {"free_blocks": (4, 5)}
+    assert refused({"index": known, **was}, {"index": {"l": 1}, **now, **free}) is HOLDS
+    lost = refused({"index": known, **was}, {"index": {}, **now, **free})
+    assert "index before {k: 0, l: 1} != {k: 0} after" in message(lost)
+
+
+def test_a_dropped_block_may_be_evicted_at_once_with_all_else_that_is_cached():
+    both = sliding(drops_behind_window=True, evicts_cached=True)
+    was = {"index": {"k": 0, "m": 4}, "cached": {4}, "eviction_order": (4,)}
+    now: dict[str, Any] = {"index": {}, "cached": (), "eviction_order": ()}
+    assert refused(was, now, within=both) is HOLDS
+    assert "free_blocks before [5] != [4, 5] after" in message(refused(was, now))
+
+
+def test_a_dropped_block_lets_another_ripen_where_blocks_are_counted():
+    late = sliding(drops_behind_window=True, late_blocks=1)
+    was = {"pending": {4: 1}, "free_blocks": (5,)}
+    now = {"pending": {0: 1}, "free_blocks": (5, 4)}
+    assert refused(was, now, within=late) is HOLDS
+    same = {"pending": {}, "free_blocks": (5, 4)}
+    judgement = refused(was, same, left=FULL, within=late)
+    assert "free_blocks before [5] != [5, 4] after" in message(judgement)
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_refused_prompt_has_dropped_nothing_and_leaves_nothing(filled):
+    first = seen(DROPS, SEVEN, {0: FULL})
+    given = Handle(1, 2, (), (0, 0), 2)
+    tables = {0: FULL, 1: (4,)} if filled else {0: FULL}
+    second = seen(DROPS, SEVEN, tables, free_blocks=(5,))
+    returned = given._replace(block_table=(4,) if filled else ())
+    judgement = judge_unchanged(
+        step(Prefill(1, 2), first, second, outcome=OOM, given=given, returned=returned)
+    )
+    words = "block_table before [] != [4] after" if filled else "free_blocks before [4, 5] != [5]"
+    assert words in message(judgement)
+
+
 def test_several_blocks_may_be_dropped_at_once_and_entries_that_were_null_stay():
     assert refused({}, {}, left=(NULL, NULL, 2, 3)) is HOLDS
     assert refused({}, {}, table=LEFT, left=(NULL, NULL, 2, 3)) is HOLDS
@@ -197,9 +244,8 @@ def test_a_dropped_block_that_a_fork_still_holds_stays_held():
 
 # ---------------------------------------------------------------- what it left to be needed
 
-WINDOW = able(
-    *("append", "window", "fork", "group"), blocks=8, size=1, window=2, drops_behind_window=True
-)
+DROPPING: dict[str, Any] = {"drops_behind_window": True}
+WINDOW = able("append", "window", "fork", "group", blocks=8, size=1, window=2, **DROPPING)
 FOUR = after(WINDOW, Prefill(0, 4))
 
 
@@ -240,6 +286,26 @@ def test_what_a_fork_holds_too_was_never_room():
         assert judged is HOLDS
         low = fits(Decode(0), forked, table, 0, DONE, r1=(0, 1, 2, 3))
         assert "needed(1) > available(0)" in message(low)
+
+
+def test_what_another_has_dropped_it_holds_no_more():
+    forked = after(WINDOW, Fork(1, 0), start=FOUR)
+    assert fits(Decode(0), forked, (0, 1, 2, 3), 0, DONE, r1=(NULL, NULL, NULL, 3)) is HOLDS
+    low = fits(Decode(0), forked, (0, 1, 2, 3), 0, DONE, r1=(NULL, NULL, 2, 3))
+    assert low is HOLDS
+    both = fits(Decode(0), forked, (0, 1, 2, 3), 0, DONE, r1=(0, 1, 2, 3))
+    assert "needed(1) > available(0)" in message(both)
+
+
+def test_what_is_reserved_behind_the_tokens_hides_no_drop():
+    ahead = able("append", "window", blocks=8, size=1, window=2, **DROPPING, lookahead=1)
+    four = after(ahead, Prefill(0, 4))
+    here = seen(ahead, four, {0: (NULL, NULL, NULL, 3, 4)}, free_blocks=(7,))
+    assert judge_exact(step(Append(0, 3), here, here)) is HOLDS
+    assert judge_exact(step(Append(0, 3), here, here, outcome=OOM)) is HOLDS
+    none = seen(ahead, four, {0: (NULL, NULL, NULL, 3, 4)}, free_blocks=())
+    granted = judge_exact(step(Append(0, 3), none, none))
+    assert "granted: needed(1) > available(0)" in message(granted)
 
 
 def test_inside_a_group_what_goes_back_is_no_room_dropped_or_not():
