@@ -95,7 +95,7 @@ class Declarations:
         which stand one behind the other in block_table. `slots(req)` says where tokens lie in each.
     window_of_first: a call for several tokens gives back what the first of them leaves behind its
         window, and the rest at the next call; else what the last leaves behind.
-    drops_behind_window: a refused call may give back what no token to come will read.
+    drops_behind_window: a refused call may give back what no token to come of its request reads.
     meaningless: fields of hidden state that change nothing ("attribute" or "Class.attribute"),
         each with the reason; they are left out of the state key.
     """

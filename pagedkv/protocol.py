@@ -131,7 +131,8 @@ class Snapshot:
     block_tables, seq_lens: live requests only, by request id.
     free_blocks: what the next call can hand out, in hand-out order; None when it can't be seen.
     blocks: all usable ids; None for 0 .. num_blocks - 1 without the reserved.
-    num_free: the manager's own counter, if it keeps one.
+    num_free: the manager's own counter, if it keeps one; where free_blocks can't be seen, with the
+        cached blocks or without.
     ref_counts: references per block, if kept; a block that is not named has none.
     cached: blocks kept for reuse that no live request holds.
     pending: blocks given back that the next call can't hand out yet, each with how many more calls
