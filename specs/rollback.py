@@ -33,7 +33,7 @@ def judge_unchanged(step: Step) -> Judgement:
     returned, handles = step.returned, after.handles
     if step.after.setting.declared.drops_behind_window:
         returned = with_table(returned, step)
-        handles = {r: with_table(h, step) if r == own else h for r, h in handles.items()}
+        handles = {**handles, own: with_table(handles[own], step)} if own in handles else handles
     if returned != step.given:
         name, was, now = first_difference(step.given, returned)
         return Broken(

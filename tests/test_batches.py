@@ -435,7 +435,9 @@ def test_an_edited_table_in_a_batch_is_refused_before_anything_changes(call, tab
     request.block_table = kept
     request.seq_len = 5
     if call == "decode_rows":
-        with pytest.raises(InvalidBlockTable, match="seq_len = 5 was edited"):
+        with pytest.raises(
+            InvalidBlockTable, match=r"^decode of request \d+: seq_len = 5 was edited"
+        ):
             manager.decode_rows(ints(manager.row_of(request)))
 
 

@@ -215,7 +215,10 @@ def test_decode_refuses_an_edited_length_that_does_not_fit_the_table(make, seq_l
     (request,) = admit(manager, 5)
     request.seq_len = seq_len
     before = everything(manager, request)
-    with pytest.raises(InvalidBlockTable, match=rf"seq_len = {seq_len} was edited, .* holds 2"):
+    with pytest.raises(
+        InvalidBlockTable,
+        match=rf"^decode of request \d: seq_len = {seq_len} was edited, .* holds 2",
+    ):
         manager.allocate_for_decode(request)
     assert before == everything(manager, request)
 
