@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
+from typing import Any
 
 from pagedkv.protocol import Snapshot
 from pagedkv.specs.model import Setting
@@ -13,20 +14,19 @@ def difference(was: Snapshot, now: Snapshot, setting: Setting) -> str | None:
     """The first field in which they differ, with both values; None if they say the same."""
     if was == now:
         return None
-    first, second = _plain(was, setting), _plain(now, setting)
     for f in fields(Snapshot):
-        old, new = getattr(first, f.name), getattr(second, f.name)
+        old, new = _said(was, f.name, setting), _said(now, f.name, setting)
         if old != new:
             return f"{f.name} before {show(old)} != {show(new)} after"
     return None
 
 
-def _plain(snapshot: Snapshot, setting: Setting) -> Snapshot:
-    """The snapshot without zeros, and without counts of null and reserved blocks."""
-    counts, rooms = snapshot.ref_counts, snapshot.capacities
-    never = snapshot.reserved | {setting.declared.null_block}
-    return replace(
-        snapshot,
-        ref_counts=counts and {b: n for b, n in counts.items() if n and b not in never},
-        capacities=rooms and {owner: room for owner, room in rooms.items() if room},
-    )
+def _said(snapshot: Snapshot, name: str, setting: Setting) -> Any:
+    """What a field says: without zeros, and without counts of null and reserved blocks."""
+    value = getattr(snapshot, name)
+    if name == "capacities" and value:
+        return {owner: room for owner, room in value.items() if room}
+    if name == "ref_counts" and value:
+        never = snapshot.reserved | {setting.declared.null_block}
+        return {block: count for block, count in value.items() if count and block not in never}
+    return value
