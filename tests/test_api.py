@@ -76,6 +76,7 @@ def test_a_wrong_callable_is_violated():
     assert "table-cover" in broken
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_any_callable_will_do():
     def factory(num_blocks: int, block_size: int, head_dim: int) -> Small:
         return Small(num_blocks, block_size, head_dim)
@@ -92,6 +93,7 @@ def test_a_target_can_be_named():
     assert [result.id for result in target.properties] == ["conservation"]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_expected_failures_are_expected():
     reasons = dict.fromkeys(("table-cover", "out-of-blocks", "contents", "report-agrees"), "issue")
     report = check(SmallWrong, budget=30, expected_failures=reasons)

@@ -174,6 +174,7 @@ class Engine(KVCacheManager):
             self._free = self._free[1:]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_engines_are_searched_in_a_smaller_scope_and_the_proof_is_over_the_fixed_one():
     main, _ = QUICK.scopes(Engine.declares, pair=False)
     assert main.geometries == (Geometry(1, 1), Geometry(2, 1), Geometry(3, 1))

@@ -178,6 +178,7 @@ def test_hurrying_stops_where_tokens_have_no_place():
 # ---------------------------------------------------------------- shrinking
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("factory", STRIKE)
 def test_twenty_thousand_commands_come_down_to_the_core(factory, no_fixed_scope):
     prop, strike = STRIKE[factory]

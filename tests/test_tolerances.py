@@ -198,6 +198,7 @@ def test_the_settings_are_read_without_importing_anything(tmp_path):
 # ---------------------------------------------------------------- wherever it is driven
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", ["tells:Tells", "isolate:tells:Tells", "tells:Tells+reference"])
 def test_every_history_is_judged_by_them(project, capsys, name):
     assert cli.main(["explore", name, *POOL]) == 0
@@ -217,6 +218,7 @@ def test_a_check_judges_by_them_in_its_children(project, capsys, isolate):
     assert target["tolerances"] == {"tells:Tells": TABLE}
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_replay_and_shrink_judge_by_them(project):
     Path("none.toml").write_text("[tool.pagedkv]\n", encoding="utf-8")
     report = pagedkv.check("tells:Tells", budget=1)
