@@ -72,7 +72,7 @@ def test_the_example_is_right_once_it_is_mended(example):
     source = module.read_text(encoding="utf-8")
     assert source.count(wrong) == 1
     module.write_text(source.replace(wrong, right), encoding="utf-8")
-    check = [sys.executable, "-m", "pagedkv", "check", "mymodule:MyManager", "--budget", "12"]
+    check = [sys.executable, "-m", "pagedkv", "check", "mymodule:MyManager", "--budget", "40"]
     done = run(check, example)
     assert done.returncode == 0, done.stdout + done.stderr
 
