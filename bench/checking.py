@@ -15,7 +15,8 @@ from pagedkv import KVCacheManager
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.exploration import Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.machine import search
 from pagedkv.stateful.world import World
 

@@ -1,10 +1,10 @@
-"""Every correct oddity of tests/zoo: the full check, then random steps. One line each.
+"""Every correct oddity of tests/zoo: the check, small pools to their end, random steps.
 
-Exits with 1 if any of them is accused, with 2 if any verdict is unknown. As it runs for hours with
-a million steps, it can be given the names of some, and resumed from one.
+One line each. Exits with 1 if any of them is accused, with 2 if any verdict is unknown. As it runs
+for hours with a million steps, it can be given the names of some, and resumed from one.
 
     python bench/zoo.py --steps 10000
-    python bench/zoo.py --no-check stack buddy
+    python bench/zoo.py --no-check --blocks 0 stack buddy
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from time import monotonic
 
 import torch
 
+from pagedkv.specs.catalogue import PROPERTIES, offered
+from pagedkv.specs.judge import Judge
 from pagedkv.stateful.campaign import run_campaign
+from pagedkv.stateful.exploration import Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.plan import Plan
-from pagedkv.stateful.profiles import PROFILES
+from pagedkv.stateful.profiles import PROFILES, Scope, fixed_scope
 from pagedkv.stateful.subject import Subject
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -42,6 +46,31 @@ def checked(animal: Animal, profile: str, seconds: float | None) -> tuple[str, s
     return target.verdict, "\n    ".join([line, *notes])
 
 
+def exhausted(animal: Animal, blocks: int, seconds: float) -> tuple[str, str]:
+    """The verdict of every history of pools of up to so many blocks, and a line about it."""
+    start = monotonic()
+    subject = Subject(animal.name, (animal.factory,))
+    declared = subject.probe().setting.declared
+    pools = tuple(
+        pool
+        for pool in fixed_scope(declared).geometries
+        if pool.num_blocks <= blocks and pool.block_size <= 2
+    )
+    if not pools:
+        return "passed", "no such pools"
+    scope, judged = Scope("small", pools, 3), offered(subject.probe().state)
+    found, _ = explore(
+        lambda pool: subject.world(scope, pool),
+        pools,
+        lambda: Judge(PROPERTIES.values(), judged),
+        Limits(hard_seconds=seconds),
+    )
+    reach = "all" if found.exhausted else f"depth {found.depth}, {found.stopped}"
+    line = f"{found.states:7,} states of {len(pools)} pools, {reach:3} {monotonic() - start:6.1f} s"
+    notes = [f"{name}: {one.violation.broken.message}" for name, one in found.found.items()]
+    return "violated" if notes else "passed", "\n    ".join([line, *notes])
+
+
 def walked(animal: Animal, steps: int, seed: int) -> tuple[str, str]:
     """The verdict of random steps, and a line about it."""
     start = monotonic()
@@ -62,7 +91,9 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, help="of the check; it tries its depth all the same"
     )
-    parser.add_argument("--no-check", action="store_true", help="random steps only")
+    parser.add_argument("--no-check", action="store_true", help="leave out the check")
+    parser.add_argument("--blocks", type=int, default=3, help="of the pools tried to their end")
+    parser.add_argument("--at-most", type=float, default=120, help="seconds for these pools")
     parser.add_argument("--start", choices=list(BY_NAME), help="leave out those before it")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -82,6 +113,8 @@ def main() -> int:
     for name in names:
         animal = BY_NAME[name]
         parts = [] if options.no_check else [checked(animal, options.profile, options.seconds)]
+        if options.blocks:
+            parts += [exhausted(animal, options.blocks, options.at_most)]
         parts += [walked(animal, options.steps, options.seed)] if options.steps else []
         verdicts += [verdict for verdict, _ in parts]
         print(f"{name:20} {' | '.join(line for _, line in parts)}", flush=True)

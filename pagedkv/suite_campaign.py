@@ -88,7 +88,7 @@ class Campaign:
         """The report of a target by name from a process of its own, of a factory from this one."""
         from pagedkv.api import check, check_targets
         from pagedkv.commands.common import resolve_all
-        from pagedkv.stateful.explorer import INTERRUPTED
+        from pagedkv.stateful.exploration import INTERRUPTED
 
         if isinstance(self.target, str):
             chosen = resolve_all([self.target], self.tolerances, isolate=self.isolate)

@@ -12,7 +12,7 @@ from pagedkv.specs.faults import UNDER_FAULT
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Need, Violation
 from pagedkv.stateful.examples import example_of
-from pagedkv.stateful.explorer import INTERRUPTED, VARIES, Exploration, Found, Limits
+from pagedkv.stateful.exploration import INTERRUPTED, VARIES, Exploration, Found, Limits
 from pagedkv.stateful.injecting import Injected, Task, inject_apart
 from pagedkv.stateful.minimise import Minimiser
 from pagedkv.stateful.plan import Plan

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 from pagedkv.stateful.campaign import run_campaign
-from pagedkv.stateful.explorer import INTERRUPTED, Progress
+from pagedkv.stateful.exploration import INTERRUPTED, Progress
 from pagedkv.stateful.journal import CtrlC, Journal, JournaledWorld, Last
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.postmortem import cut

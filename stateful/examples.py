@@ -9,7 +9,7 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
-from pagedkv.stateful.explorer import VARIES
+from pagedkv.stateful.exploration import VARIES
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Counterexample, Frame, Proof
 from pagedkv.stateful.target import CannotDrive

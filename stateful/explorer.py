@@ -8,101 +8,28 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
 from time import monotonic, process_time
-from typing import Literal
 
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
+from pagedkv.stateful.exploration import (
+    INTERRUPTED,
+    VARIES,
+    Exploration,
+    Found,
+    Limits,
+    Progress,
+)
 from pagedkv.stateful.paths import Nodes, Paths
-from pagedkv.stateful.shards import Cut, Division, Shard
+from pagedkv.stateful.shards import Division, Shard
 from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust, same_from_here
 
 MakeWorld = Callable[[Geometry], System]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a search is: what a progress bar needs."""
-
-    states: int
-    transitions: int
-    depth: int
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The first, and so a shortest, history that breaks one property in the scope searched."""
-
-    violation: Violation
-    geometry: Geometry
-    commands: tuple[Command, ...]
-    states: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exploration:
-    """What a search did. `stopped` is None if every state and transition was tried.
-
-    cuts: the pools of which only this shard's part was searched from there on.
-    """
-
-    states: int
-    transitions: int
-    depth: int
-    stopped: str | None
-    found: dict[str, Found]
-    trust: Trust
-    doubts: tuple[str, ...]
-    cuts: tuple[Cut, ...] = ()
-    keys: Mapping[Geometry, Set[bytes]] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every state and transition of the scope, or of the shard, was tried."""
-        return self.stopped is None
-
-    @property
-    def unreliable(self) -> bool:
-        """Whether what was tried says nothing of what was not: interrupted, or it varies."""
-        return self.stopped is not None and self.stopped.startswith((INTERRUPTED, VARIES))
-
-    def covers(self, length: int) -> bool:
-        """Whether every history of up to `length` commands was tried, of the shard's if divided."""
-        return self.exhausted or (self.depth >= length and not self.unreliable)
-
-    def proves(self, length: int) -> bool:
-        """Whether every history of up to `length` commands was tried, other shards' included."""
-        return self.covers(length) and all(length <= cut.depth for cut in self.cuts)
-
-
-INTERRUPTED = "interrupted"
-VARIES = "not deterministic"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When a search stops before it is done; None is "never".
-
-    seconds: after so much processor time, but not before every history of `at_least` commands
-    was tried, unless `hard_seconds` of real time are over too: how far a search comes should not
-    depend on what else the machine does, and a verdict is worth waiting for.
-    beyond: once a history was found that ends in a violation, so many commands longer ones, and
-    all of `at_least` commands, are still tried for what else is broken.
-    """
-
-    seconds: float | None = None
-    at_least: int = 0
-    hard_seconds: float | None = None
-    depth: int | None = None
-    beyond: int | None = None
-    states: int | None = None
-    enough: Collection[str] | Literal["any"] | None = None
-    """Property ids: stop once each has been found broken; "any": once one has."""
 
 
 def explore(
@@ -113,25 +40,54 @@ def explore(
     on_progress: Callable[[Progress], None] = lambda _: None,
     shard: Shard | None = None,
 ) -> tuple[Exploration, Judge]:
-    """Search all histories of the scope, or a shard of them; changes nothing but its worlds.
+    """Search all histories of the scope, or a shard of them; changes nothing but its worlds."""
+    search = Search(make, geometries, new_judge, on_progress, shard)
+    return search.until(limits), search.judge
+
+
+class Search:
+    """A search of one scope that can be gone on with where it came to the depth it was to have.
 
     What the target offers for speed (its own key, copies) is trusted only as long as checking
     it holds; then the search starts again without.
     """
-    doubts: list[str] = []
-    trust: Trust | None = None
-    start = (monotonic(), process_time())
-    while True:
-        search = _Search(make, geometries, new_judge, limits, start, trust, on_progress, shard)
-        try:
-            return search.run(tuple(doubts)), search.judge
-        except Distrust as distrust:
-            doubts.append(distrust.reason)
-            trust = distrust.less(search.trust)
+
+    def __init__(
+        self,
+        make: MakeWorld,
+        geometries: Sequence[Geometry],
+        new_judge: Callable[[], Judge],
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        shard: Shard | None = None,
+    ) -> None:
+        self._start = partial(_Search, make, geometries, new_judge, on_progress, shard)
+        self._doubts: tuple[str, ...] = ()
+        self._search = self._start(None)
+
+    @property
+    def judge(self) -> Judge:
+        """Who judged what was searched; not what was searched before a new start."""
+        return self._search.judge
+
+    def until(self, limits: Limits) -> Exploration:
+        """Search up to these limits, which count from now; a search that ended begins again."""
+        if not self._search.may_go_on:
+            self._search = self._start(self._search.trust)
+        start = (monotonic(), process_time())
+        while True:
+            try:
+                return self._search.run(limits, start, self._doubts)
+            except Distrust as distrust:
+                self._doubts += (distrust.reason,)
+                self._search = self._start(distrust.less(self._search.trust))
 
 
 class _Stop(Exception):
     """The search ends before it is done."""
+
+
+class _DeepEnough(_Stop):
+    """It ends between two depths, and could go on."""
 
 
 CHECKED_MERGES = 3
@@ -158,14 +114,12 @@ class _Search:
         make: MakeWorld,
         geometries: Sequence[Geometry],
         new_judge: Callable[[], Judge],
-        limits: Limits,
-        start: tuple[float, float],
-        trust: Trust | None,
         on_progress: Callable[[Progress], None],
-        shard: Shard | None = None,
+        shard: Shard | None,
+        trust: Trust | None,
     ) -> None:
         self.judge, self._new_judge = new_judge(), new_judge
-        self._limits, self._start, self._on_progress = limits, start, on_progress
+        self._on_progress = on_progress
         self._make, self._geometries = make, tuple(geometries)
         self.trust = make(self._geometries[0]).hooks() if trust is None else trust
         self._nodes = Nodes()
@@ -178,11 +132,16 @@ class _Search:
         self._transitions = self._depth = self._merges = 0
         self._checked: Counter[object] = Counter()
         self._kinds: tuple[dict[Command, object], dict[Command, object]] = ({}, {})
+        self.may_go_on = True
 
-    def run(self, doubts: tuple[str, ...]) -> Exploration:
-        stopped: str | None = None
+    def run(
+        self, limits: Limits, start: tuple[float, float], doubts: tuple[str, ...]
+    ) -> Exploration:
+        self._limits, self._start = limits, start
+        stopped, self.may_go_on = None, False
         try:
-            self._begin()
+            if not self._nodes:
+                self._begin()
             while self._goes_on():
                 self._deep_enough()
                 for frontier in self._frontier:
@@ -193,6 +152,8 @@ class _Search:
                 self._next = [array("l") for _ in self._geometries]
         except _Stop as stop:
             stopped = str(stop)
+            # What is other shards' is left to them once for each depth.
+            self.may_go_on = isinstance(stop, _DeepEnough) and self._division is None
         except NotDeterministic as error:
             stopped = f"{VARIES}: {error}"
         except KeyboardInterrupt:
@@ -202,7 +163,7 @@ class _Search:
             transitions=self._transitions,
             depth=self._depth,
             stopped=stopped,
-            found=self._found,
+            found=dict(self._found),
             trust=self.trust,
             doubts=doubts,
             cuts=() if self._division is None else self._division.cuts,
@@ -234,7 +195,7 @@ class _Search:
     def _deep_enough(self) -> None:
         limits = self._limits
         if limits.depth is not None and self._depth >= limits.depth:
-            raise _Stop(f"depth limit of {limits.depth}")
+            raise _DeepEnough(f"depth limit of {limits.depth}")
         if limits.beyond is None:
             return
         fatal = [

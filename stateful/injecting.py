@@ -16,7 +16,7 @@ from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Broken
 from pagedkv.stateful.aftermath import Aftermath
 from pagedkv.stateful.apart import Lost, Note, Tell, Unsendable, apart
-from pagedkv.stateful.explorer import INTERRUPTED, Limits, Progress
+from pagedkv.stateful.exploration import INTERRUPTED, Limits, Progress
 from pagedkv.stateful.failing import frames_under_fault, under_fault
 from pagedkv.stateful.injection import Found, Sweep, Terms, sweep
 from pagedkv.stateful.points import Injector, modules_of

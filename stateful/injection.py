@@ -22,7 +22,7 @@ from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Broken
 from pagedkv.specs.steps import Step
 from pagedkv.stateful.aftermath import Aftermath
-from pagedkv.stateful.explorer import INTERRUPTED, VARIES, Limits, Progress
+from pagedkv.stateful.exploration import INTERRUPTED, VARIES, Limits, Progress
 from pagedkv.stateful.failing import MakeWorld, apply_failing, under_fault, whole_of
 from pagedkv.stateful.paths import Nodes, Paths
 from pagedkv.stateful.points import Injector, modules_of

@@ -11,7 +11,8 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Property, Sometimes
 from pagedkv.stateful.examples import example_of
-from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, Progress, explore
+from pagedkv.stateful.exploration import INTERRUPTED, Exploration, Found, Limits, Progress
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.minimise import Minimiser
 from pagedkv.stateful.processes import PROGRESS_SECONDS
 from pagedkv.stateful.profiles import EVERY, Scope

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.properties import OF_ABILITIES, Sometimes
-from pagedkv.stateful.explorer import VARIES
+from pagedkv.stateful.exploration import VARIES
 from pagedkv.stateful.report import (
     Counterexample,
     Injection,

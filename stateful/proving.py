@@ -17,7 +17,8 @@ from pagedkv.specs.catalogue import PROPERTIES, used_by
 from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.properties import Need
-from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Found, Limits, Progress, explore
+from pagedkv.stateful.exploration import INTERRUPTED, Exploration, Found, Limits, Progress
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.locate import Tell
 from pagedkv.stateful.profiles import Scope, fixed_scope, kept_scope
 from pagedkv.stateful.report import OneMinimal, Proof, Shortest

@@ -13,17 +13,11 @@ from pagedkv.declarations import Declarations
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.explorer import (
-    INTERRUPTED,
-    VARIES,
-    Exploration,
-    Found,
-    Limits,
-    Progress,
-    explore,
-)
+from pagedkv.stateful.exploration import INTERRUPTED, VARIES, Exploration, Found, Limits, Progress
+from pagedkv.stateful.explorer import Search
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.profiles import EVERY, Scope, fixed_scope
+from pagedkv.stateful.shards import Shard
 from pagedkv.stateful.subject import Subject
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import varies
@@ -86,15 +80,22 @@ class Searches:
 
     def explore(self, scope: Scope, limits: Limits, *, whole: bool = False) -> Exploration:
         """Search one scope, of which only the plan's shard unless `whole`."""
-        exploration, judge = explore(
+        return self._until(self._search(scope, None if whole else self.plan.shard), limits)
+
+    def _search(self, scope: Scope, shard: Shard | None) -> Search:
+        return Search(
             lambda geometry: self.subject.world(scope, geometry),
             scope.geometries,
             self.judge,
-            limits,
             lambda progress: self._listener(scope.words, progress),
-            None if whole else self.plan.shard,
+            shard,
         )
-        self.evaluations.update(judge.evaluations)
+
+    def _until(self, search: Search, limits: Limits) -> Exploration:
+        """Begin a search, or go on with it; what it judged before counts once."""
+        self.evaluations.subtract(search.judge.evaluations)
+        exploration = search.until(limits)
+        self.evaluations.update(search.judge.evaluations)
         return exploration
 
     def run(self) -> list[Exploration]:
@@ -123,16 +124,15 @@ class Searches:
         if self.together is not None:
             return self._deeper_and_deeper()
         main, kept = self.scopes
-        small = self.explore(kept, self._first(KEPT_ENDS, self.plan.profile.depth))
-        judged = self.evaluations.copy()
+        smaller = self._search(kept, self.plan.shard)
+        small = self._until(smaller, self._first(KEPT_ENDS, self.plan.profile.depth))
         if interrupted([small]):
             return [small]
         large = self.explore(main, self._first(MAIN_ENDS, least_of([small])))
         least = least_of([small, large])
         shorter = None if least is None else least - 1
         if not interrupted([large]) and not covers(small, shorter):
-            self.evaluations.subtract(judged)  # or it would be counted twice
-            small = self.explore(kept, self._first(KEPT_ENDS, shorter))
+            small = self._until(smaller, self._first(KEPT_ENDS, shorter))
         return [large, small]
 
     def _deeper_and_deeper(self) -> list[Exploration]:
@@ -142,19 +142,16 @@ class Searches:
         what was found, and of two histories of one length theirs counts. No scope can be searched
         to its end before the next, as a fault that shows soon in one may not show in another.
         """
+        searches = {scope: self._search(scope, self.plan.shard) for scope in self.scopes[::-1]}
         explored: dict[Scope, Exploration] = {}
-        counted: dict[Scope, Counter[str]] = {}
         depth = self.plan.profile.depth
         while True:
-            for scope in self.scopes[::-1]:
+            for scope, search in searches.items():
                 least = least_of(explored.values())
                 due = depth if least is None else least
                 if scope in explored and covers(explored[scope], due):
                     continue
-                self.evaluations.subtract(counted.get(scope, {}))  # or it would count twice
-                judged = self.evaluations.copy()
-                explored[scope] = self.explore(scope, self._first(MAIN_ENDS, due))
-                counted[scope] = self.evaluations - judged
+                explored[scope] = self._until(search, self._first(MAIN_ENDS, due))
                 if interrupted(explored.values()):
                     return [explored[one] for one in self.scopes if one in explored]
             all_of_it = all(one.exhausted for one in explored.values())

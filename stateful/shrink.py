@@ -18,7 +18,7 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
 from pagedkv.stateful.examples import example_of, others
-from pagedkv.stateful.explorer import Found
+from pagedkv.stateful.exploration import Found
 from pagedkv.stateful.injecting import example_under_fault, rerun_under_fault
 from pagedkv.stateful.locate import Break, Locator, Tell, nobody
 from pagedkv.stateful.minimise import Case, Minimiser

@@ -8,7 +8,8 @@ from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Need
-from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.exploration import Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import Scope
 from pagedkv.stateful.subject import Subject
 

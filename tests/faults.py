@@ -14,7 +14,8 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Need
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import Profile, Scope
 from pagedkv.stateful.world import World
 

@@ -25,7 +25,8 @@ from pagedkv.specs.lengths import judge_cover
 from pagedkv.specs.model import EMPTY, Geometry
 from pagedkv.specs.properties import HOLDS, Broken
 from pagedkv.specs.steps import Grant, HostGrant
-from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.exploration import Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import Scope
 from pagedkv.stateful.subject import Subject
 from side_by_side import Both

@@ -13,7 +13,8 @@ from pagedkv.shared_reference import SharedKVCacheManager
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import COMBINED, PROFILES, Scope
 from pagedkv.stateful.subject import Subject
 

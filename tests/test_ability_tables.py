@@ -20,7 +20,8 @@ from pagedkv.specs.lengths import judge_cover
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import HOLDS, Broken, Need, Sometimes
 from pagedkv.specs.steps import Grant, NoBlocks
-from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.exploration import Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.swift import SwiftWorld
 from pagedkv.stateful.world import World

@@ -19,7 +19,8 @@ from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import HOLDS
 from pagedkv.specs.rollback import judge_exact
 from pagedkv.specs.steps import NoBlocks, Step
-from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.exploration import Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.world import World
 
 NULL = -1

@@ -15,7 +15,7 @@ from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.campaign import run_campaign
-from pagedkv.stateful.explorer import Progress
+from pagedkv.stateful.exploration import Progress
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.profiles import FIXED, PROFILES, Profile, fixed_scope
 from pagedkv.stateful.report import OneMinimal, Report, Shortest, TargetReport

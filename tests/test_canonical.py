@@ -10,7 +10,7 @@ from pagedkv.scoring import cut_down
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.explorer import Found
+from pagedkv.stateful.exploration import Found
 from pagedkv.stateful.minimise import Case, Minimiser
 from pagedkv.stateful.profiles import FIXED
 from pagedkv.stateful.traces import Trace

@@ -19,7 +19,8 @@ from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Broken, Violation
 from pagedkv.stateful import explorer, paths
 from pagedkv.stateful.examples import example_of
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.report import Shortest
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.trust import System, Trust

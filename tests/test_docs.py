@@ -21,7 +21,8 @@ from pagedkv.specs.catalogue import ABILITIES, PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Need
-from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.exploration import Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import PROFILES
 from pagedkv.stateful.subject import Subject
 from pagedkv.tolerances import over

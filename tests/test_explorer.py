@@ -18,7 +18,8 @@ from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry, Model, Setting
 from pagedkv.specs.properties import HOLDS, Broken, EveryState, EveryStep, Judgement, Property
 from pagedkv.specs.steps import DONE, Expected, Grant, Handle, Observation, State, Step
-from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Limits, Progress, explore
+from pagedkv.stateful.exploration import INTERRUPTED, Exploration, Limits, Progress
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.trust import Trust
 from untraced import untraced
 

@@ -48,7 +48,8 @@ from pagedkv.specs.model import Geometry
 from pagedkv.stateful import campaign as campaigns
 from pagedkv.stateful import verdict
 from pagedkv.stateful.campaign import run_campaign
-from pagedkv.stateful.explorer import INTERRUPTED, Exploration, Limits, Progress, explore
+from pagedkv.stateful.exploration import INTERRUPTED, Exploration, Limits, Progress
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.injection import Sweep, Terms, sweep
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.points import RETRIES, Injector, modules_of

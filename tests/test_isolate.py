@@ -17,7 +17,8 @@ from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.steps import Raised
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.report import Shortest
 from pagedkv.stateful.world import World
 from pagedkv.targets import Target, isolated, resolve

@@ -20,7 +20,8 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Need, Sometimes
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import Scope
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.report import Counterexample

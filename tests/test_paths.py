@@ -13,7 +13,8 @@ from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.explorer import Limits, explore
+from pagedkv.stateful.exploration import Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.paths import Nodes, Paths
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.trust import Distrust, NotDeterministic, Trust

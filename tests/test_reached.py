@@ -12,7 +12,8 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.campaign import run_campaign
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.plan import Plan
 from pagedkv.stateful.reached import reached
 from pagedkv.stateful.report import Reach

@@ -36,7 +36,8 @@ from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Need
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import FIXED, PROFILES, Scope
 from pagedkv.stateful.replay import replay
 from pagedkv.stateful.subject import Subject

@@ -23,7 +23,8 @@ from pagedkv.specs.model import Geometry
 from pagedkv.specs.steps import Step
 from pagedkv.stateful import explorer, paths, shards, verdict
 from pagedkv.stateful.campaign import _Campaign, _Random, run_campaign
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.joining import CannotJoin, joined
 from pagedkv.stateful.onepool import explore_pool
 from pagedkv.stateful.plan import Plan

@@ -14,7 +14,7 @@ from pagedkv.commands import progress as running
 from pagedkv.commands.progress import progress, watch
 from pagedkv.specs.abilities.core import Prefill
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.explorer import Progress
+from pagedkv.stateful.exploration import Progress
 from pagedkv.stateful.processes import Update
 from pagedkv.stateful.report import (
     Counterexample,

@@ -22,7 +22,8 @@ from pagedkv.specs.catalogue import PROPERTIES, offered
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import POISON, Geometry
 from pagedkv.specs.steps import Raised
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.lockstep import Lockstep
 from pagedkv.stateful.pool import ShadowPool, TensorPool
 from pagedkv.stateful.profiles import EVERY

@@ -15,7 +15,8 @@ from pagedkv.specs.commands import Command
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import Violation
-from pagedkv.stateful.explorer import Exploration, Limits, explore
+from pagedkv.stateful.exploration import Exploration, Limits
+from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.target import CannotDrive
 from pagedkv.stateful.verdict import FLOOR
 from pagedkv.stateful.world import World
