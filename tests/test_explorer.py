@@ -7,23 +7,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faults import judging, searched, worlds
+from faults import LyingKey, judging, searched, worlds
 from pagedkv import Declarations, KVCacheManager, Request, Snapshot
-from pagedkv.specs.abilities.core import Prefill
+from pagedkv.specs.abilities.core import Prefill, Release
 from pagedkv.specs.commands import Command, Handles, Undo, nothing_to_undo
 from pagedkv.specs.judge import Judge
 from pagedkv.specs.model import Geometry, Model, Setting
 from pagedkv.specs.properties import HOLDS, Broken, EveryState, EveryStep, Judgement, Property
 from pagedkv.specs.steps import DONE, Expected, Grant, Handle, Observation, State, Step
 from pagedkv.stateful.exploration import INTERRUPTED, Exploration, Limits, Progress
-from pagedkv.stateful.explorer import explore
+from pagedkv.stateful.explorer import Search, explore
 from pagedkv.stateful.trust import Trust
 from untraced import untraced
 
 ONE, TWO = Geometry(1, 1), Geometry(2, 1)
+LOSES = (Prefill(0, 1), Release(0), Prefill(0, 1), Release(0))
 
 
 # ---------------------------------------------------------------- random systems
@@ -184,14 +186,18 @@ def reachable(graph: Graph) -> tuple[int, int]:
     return len(good), sum(len(graph.moves[s]) for s in good)
 
 
-def explored(systems: Mapping[Geometry, Graph], hooks: Trust, **limits: Any) -> Exploration:
+def begun(systems: Mapping[Geometry, Graph], hooks: Trust) -> Search:
     def make(geometry: Geometry) -> Walk:
         return Walk(systems[geometry], geometry, hooks)
 
     def judge() -> Judge:
         return Judge(properties(systems), frozenset())
 
-    return explore(make, tuple(systems), judge, Limits(**limits))[0]
+    return Search(make, tuple(systems), judge)
+
+
+def explored(systems: Mapping[Geometry, Graph], hooks: Trust, **limits: Any) -> Exploration:
+    return begun(systems, hooks).until(Limits(**limits))
 
 
 def histories(exploration: Exploration) -> dict[str, Seen]:
@@ -199,6 +205,11 @@ def histories(exploration: Exploration) -> dict[str, Seen]:
         name: Seen(found.geometry, tuple(c.to_json()["number"] for c in found.commands))
         for name, found in exploration.found.items()
     }
+
+
+def told(exploration: Exploration) -> tuple[object, ...]:
+    done = exploration
+    return done.states, done.transitions, done.depth, done.stopped, histories(done)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -234,6 +245,19 @@ def test_limits_cut_the_search_and_never_change_what_it_found(first, second, dep
     assert histories(asked).items() <= whole.items()
 
 
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(graphs(), graphs(), st.integers(0, 3), st.integers(0, 3))
+def test_a_search_that_goes_on_comes_to_what_one_without_a_stop_does(first, second, depth, more):
+    systems = {ONE: first, TWO: second}
+    search, whole = begun(systems, Trust()), begun(systems, Trust())
+    short = search.until(Limits(depth=depth))
+    known = told(short)
+    limits = Limits(depth=depth + more)
+    assert told(search.until(limits)) == told(whole.until(limits))
+    assert search.judge.evaluations == whole.judge.evaluations
+    assert told(short) == known
+
+
 CHAIN = Graph((*({0: s + 1} for s in range(9)), {0: 9}), *3 * [frozenset()])
 
 
@@ -262,6 +286,34 @@ def test_spent_time_ends_a_search_only_once_it_is_deep_enough_unless_it_is_hard(
     assert (done.depth, done.covers(3), done.covers(4)) == (3, True, False)
     assert "were spent" in str(done.stopped)
     assert explored({ONE: CHAIN}, Trust(), seconds=0.0, at_least=3, hard_seconds=0.0).depth == 0
+
+
+def test_a_search_goes_on_from_its_depth_and_tries_nothing_twice():
+    search = begun({ONE: CHAIN}, Trust())
+    assert search.until(Limits(depth=4)).depth == 4
+    judge = search.judge
+    assert search.until(Limits(depth=3)).depth == 4
+    assert search.until(Limits()).states == 10
+    assert search.judge is judge
+    assert judge.evaluations["state"] == 10
+
+
+@pytest.mark.parametrize("ended", [Limits(states=4), Limits(enough={"odd"}), Limits()])
+def test_a_search_that_ended_otherwise_begins_again(ended):
+    search = begun({ONE: CHAIN._replace(odd_states=frozenset({2}))}, Trust())
+    search.until(ended)
+    assert told(search.until(Limits())) == told(search.until(Limits()))
+    assert search.judge.evaluations["state"] == 10
+
+
+def test_what_is_found_out_about_a_key_later_is_not_trusted_from_the_start():
+    search = Search(worlds(LyingKey), (ONE, TWO), judging)
+    assert search.until(Limits(depth=1)).doubts == ()
+    done = search.until(Limits(depth=4, enough={"conservation"}))
+    assert done.found["conservation"].commands == LOSES
+    assert len(done.doubts) == 1
+    again = search.until(Limits(depth=1))
+    assert (again.doubts, again.trust) == (done.doubts, done.trust)
 
 
 class Interrupts(KVCacheManager):
