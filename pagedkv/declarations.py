@@ -254,3 +254,9 @@ NOT_TRIED: Mapping[str, WrongUse] = MappingProxyType(dict.fromkeys(OPERATIONS, "
 
 STRICT = Declarations()
 """The core protocol, strictly: of a target that declares nothing."""
+
+
+def declared_by(factory: object) -> Declarations:
+    """What a factory declares of the managers it makes, as far as it says so before it made one."""
+    declared = getattr(factory, "declares", None)
+    return declared if isinstance(declared, Declarations) else STRICT

@@ -6,12 +6,18 @@ This module stands at the bottom: it imports neither a manager nor torch.
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsIndex, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def method_of(owner: object, name: str) -> Callable[..., Any] | None:
+    """The optional method of this name; None where there is none, or an attribute that is none."""
+    found = getattr(owner, name, None)
+    return found if callable(found) else None
 
 
 def as_int(name: str, value: SupportsIndex, *, minimum: int) -> int:
@@ -190,24 +196,57 @@ class Snapshot:
         # By hand: one is made at every step of every search, and what a dataclass writes sets
         # each field twice where it is copied.
         put = object.__setattr__
-        put(self, "block_tables", {r: tuple(table) for r, table in block_tables.items()})
-        put(self, "seq_lens", dict(seq_lens))
-        put(self, "free_blocks", free_blocks if free_blocks is None else tuple(free_blocks))
-        put(self, "blocks", blocks if blocks is None else frozenset(blocks))
-        put(self, "num_free", num_free)
-        put(self, "ref_counts", ref_counts if ref_counts is None else dict(ref_counts))
-        put(self, "cached", frozenset(cached))
-        put(self, "pending", pending if pending is None else dict(pending))
-        put(self, "reserved", frozenset(reserved))
+        put(self, "block_tables", {r: plain_ints(table) for r, table in block_tables.items()})
+        put(self, "seq_lens", _plain_values(seq_lens))
+        put(self, "free_blocks", free_blocks if free_blocks is None else plain_ints(free_blocks))
+        put(self, "blocks", blocks if blocks is None else frozenset(plain_ints(blocks)))
+        put(self, "num_free", num_free if num_free is None else plain_ints((num_free,))[0])
+        put(self, "ref_counts", ref_counts if ref_counts is None else _plain_counts(ref_counts))
+        put(self, "cached", frozenset(plain_ints(cached)))
+        put(self, "pending", pending if pending is None else _plain_counts(pending))
+        put(self, "reserved", frozenset(plain_ints(reserved)))
         put(self, "reverse_map", reverse_map if reverse_map is None else frozenset(reverse_map))
-        put(self, "capacities", capacities if capacities is None else dict(capacities))
-        put(self, "index", index if index is None else dict(index))
-        put(self, "withheld", withheld if withheld is None else frozenset(withheld))
-        out = swapped if swapped is None else {r: tuple(held) for r, held in swapped.items()}
+        put(self, "capacities", capacities if capacities is None else _plain_values(capacities))
+        put(self, "index", index if index is None else _plain_values(index))
+        put(self, "withheld", withheld if withheld is None else frozenset(plain_ints(withheld)))
+        out = swapped if swapped is None else {r: plain_ints(held) for r, held in swapped.items()}
         put(self, "swapped", out)
-        put(self, "host_free", host_free if host_free is None else tuple(host_free))
-        order = eviction_order if eviction_order is None else tuple(eviction_order)
+        put(self, "host_free", host_free if host_free is None else plain_ints(host_free))
+        order = eviction_order if eviction_order is None else plain_ints(eviction_order)
         put(self, "eviction_order", order)
+
+
+Key = TypeVar("Key")
+
+
+def plain_ints(numbers: Iterable[int]) -> tuple[int, ...]:
+    """The numbers as Python's own, whatever tensor or array they come from; what is none stays."""
+    found = tuple(numbers)
+    return found if _INTS.issuperset(map(type, found)) else tuple(map(_plainly, found))
+
+
+_INTS = frozenset({int})
+
+
+def _plainly(number: int) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:  # It is to be judged, and not to end the look at it.
+        return number
+
+
+def _plain_values(numbers: Mapping[Key, int]) -> dict[Key, int]:
+    found = dict(numbers)
+    if not _INTS.issuperset(map(type, found.values())):
+        found = {key: _plainly(number) for key, number in found.items()}
+    return found
+
+
+def _plain_counts(counts: Mapping[int, int]) -> dict[int, int]:
+    found = _plain_values(counts)
+    if not _INTS.issuperset(map(type, found)):
+        found = {_plainly(block): count for block, count in found.items()}
+    return found
 
 
 class PagedKVManager(Protocol):

@@ -18,7 +18,7 @@ from importlib import import_module
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from pagedkv.declarations import Declarations, Raises, Returns
+from pagedkv.declarations import Declarations, Raises, Returns, declared_by
 
 Table = Mapping[str, Any]
 """Fields of `Declarations` by name, as TOML has them."""
@@ -69,10 +69,9 @@ class Tolerant:
     table: Table
 
     @property
-    def declares(self) -> object:
+    def declares(self) -> Declarations:
         """What the factory itself declares, with the table over it. Raises BadTolerance."""
-        declared = getattr(self.factory, "declares", None) or Declarations()
-        return over(declared, self.table) if isinstance(declared, Declarations) else declared
+        return over(declared_by(self.factory), self.table)
 
     def __call__(self, num_blocks: int, block_size: int, head_dim: int) -> Any:
         """A manager of the factory, with its declarations changed. Raises BadTolerance."""

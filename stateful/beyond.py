@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from pagedkv.protocol import PagedKVManager, Request
+from pagedkv.protocol import PagedKVManager, Request, method_of
 from pagedkv.specs.commands import NOBODY, Command
 from pagedkv.specs.model import Geometry, Setting
 from pagedkv.specs.steps import Asked, Raised, State
@@ -40,6 +40,8 @@ def ask(command: Command, world: Stands) -> Asked | None:
     was = world.state.seen.snapshot
     try:
         answer = getattr(world.manager, name)(world.handles[command.asks_about()], *rest)
+        if answer is not None:  # A forgotten return; else yes is what `if` takes for it.
+            answer = bool(answer)
         now = snapshot_of(world.manager, world.handles, world.state.model.live)
     except KeyboardInterrupt:
         raise
@@ -78,7 +80,7 @@ def carry(manager: Any, pool: Pool, host: Pool | None, before: State, after: Sta
     they follow the tables: block i of a request is block i of it on the other side.
     """
     size = after.setting.geometry.block_size
-    take = getattr(manager, "take_copies", None)
+    take = method_of(manager, "take_copies")
     for source, there in () if take is None else take():
         _copy(pool, source, pool, there, size)
     was, now = before.seen.snapshot, after.seen.snapshot

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import index
 from typing import Any, ParamSpec, TypeVar
 
-from pagedkv.protocol import Request, Snapshot
+from pagedkv.protocol import Request, Snapshot, method_of, plain_ints
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.steps import Contents, Handle, Observation, Report, State, Unreadable
 from pagedkv.stateful.pool import Pool, Slot, TensorPool
@@ -44,18 +44,26 @@ def snapshot_of(manager: object, handles: Mapping[int, Request], live: Iterable[
 
     Changes nothing; raises whatever the manager raises, TypeError if its snapshot is none.
     """
-    take = getattr(manager, "snapshot", None)
+    take = method_of(manager, "snapshot")
     if take is not None:
         snapshot = take()
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"snapshot() must give a pagedkv.Snapshot, got {snapshot!r}")
         return snapshot
-    free = getattr(manager, "free_blocks", None)
     return Snapshot(
         block_tables={r: view(handles[r]).block_table for r in live},
         seq_lens={r: handles[r].seq_len for r in live},
-        free_blocks=None if free is None else tuple(free),
+        free_blocks=_free_blocks(manager),
     )
+
+
+def _free_blocks(manager: object) -> tuple[int, ...] | None:
+    free = getattr(manager, "free_blocks", None)
+    if free is None:
+        return None
+    if callable(free) or not isinstance(free, Iterable | Sequence):
+        raise TypeError(f"free_blocks is {free!r}: let it be the ids, or give snapshot() instead")
+    return plain_ints(free)
 
 
 def reconstruct(
@@ -86,7 +94,7 @@ def reports_of(
     manager: object, handles: Mapping[int, Request], live: Iterable[int]
 ) -> Mapping[int, Report | Unreadable] | None:
     """The allocation report of each live request; None where the manager makes none."""
-    own = getattr(manager, "allocation_report", None)
+    own = method_of(manager, "allocation_report")
     if own is None:
         return None
     reports: dict[int, Report | Unreadable] = {}
@@ -154,7 +162,7 @@ class Observer:
         self, request: int, tables: Mapping[int, tuple[int, ...]], seq_len: int
     ) -> list[list[Slot]]:
         """The slot of each position, of each table, as the manager's own map or the table says."""
-        own, declared = getattr(self.manager, "slots", None), self.setting.declared
+        own, declared = method_of(self.manager, "slots"), self.setting.declared
         if own is not None:
             every = own(self.handles[request])
             if not declared.windows:
@@ -187,7 +195,7 @@ class Observer:
 
     def _read_now(self) -> Contents:
         # What reads from a pool that the tags were not written to would only read zeros.
-        own = None if self.tensor is None else getattr(self.manager, "get_physical_cache", None)
+        own = None if self.tensor is None else method_of(self.manager, "get_physical_cache")
         width = self.setting.geometry.head_dim
         read: dict[int, tuple[float, ...] | Unreadable] = {}
         for r, tags in self.last[0].items():
@@ -220,10 +228,6 @@ class Observer:
 
     def listed(self) -> tuple[int, ...] | Unreadable | None:
         """The manager's `free_blocks` where its snapshot is another thing; else None."""
-        if getattr(self.manager, "snapshot", None) is None:
+        if method_of(self.manager, "snapshot") is None:
             return None
-        return _attempt(self._free_blocks)
-
-    def _free_blocks(self) -> tuple[int, ...] | None:
-        free = getattr(self.manager, "free_blocks", None)
-        return None if free is None else tuple(free)
+        return _attempt(_free_blocks, self.manager)

@@ -316,7 +316,7 @@ def _as_known(child: _Child, report: TargetReport) -> TargetReport:
     reason = report.reason
     if child.asked_to_end:
         reason = (
-            f"too slow: no end after {child.elapsed:.0f} s, though each call returned; "
+            f"too slow: no end after {child.elapsed:.0f} s, though it went from call to call; "
             f"give it more with --budget"
         )
     if child.stage == "again" and child.how != KEYBOARD_INTERRUPT:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagedkv.declarations import Declarations
+from pagedkv.declarations import declared_by
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.lockstep import Lockstep
 from pagedkv.stateful.profiles import FIXED, Scope
@@ -48,7 +48,7 @@ class Subject:
         Raises CannotDrive, with what the smallest said, if it can have none that is tried.
         """
         refused: CannotDrive | None = None
-        declared = getattr(self.factories[0], "declares", None) or Declarations()
+        declared = declared_by(self.factories[0])
         own = [Geometry(declared.min_blocks, size) for size in sorted(declared.block_sizes or (1,))]
         for geometry in (*own, *FIXED, Geometry(4, 16)):
             try:

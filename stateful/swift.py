@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+from pagedkv.protocol import method_of
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.steps import Done, Grant, NoBlocks, Observation, Outcome, Refuse, Refused, State
@@ -81,14 +82,14 @@ class SwiftWorld(World):
                 self.pool.poison(set(held).difference(table))
             if len(tags) > old:
                 declared = self.setting.declared
-                if declared.tables_outside or declared.windows or hasattr(manager, "slots"):
+                if declared.tables_outside or declared.windows or method_of(manager, "slots"):
                     for slots in self._eyes.slots(name, now.seen.tables, len(tags)):
                         self.pool.write(slots[old:], tags[old : len(slots)])
                 else:
                     size = self.setting.geometry.block_size
                     places = [(int(table[p // size]), p % size) for p in range(old, len(tags))]
                     self.pool.write(places, tags[old:])
-            computed = getattr(manager, "computed", None)
+            computed = method_of(manager, "computed")
             if computed is not None and name in now.model.live:
                 computed(request)
         except Exception:  # noqa: BLE001 - a table may hold anything; it is to be judged

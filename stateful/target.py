@@ -90,6 +90,11 @@ def made(factory: Factory, geometry: Geometry) -> PagedKVManager:
 def check_tensor(tensor: Any, geometry: Geometry, highest: int) -> None:
     """Raise CannotDrive unless a pool of this geometry can hold the tags 1 .. `highest`."""
     shape = tuple(getattr(tensor, "shape", ()))
+    if not hasattr(tensor, "shape"):
+        raise CannotDrive(
+            f"physical_kv_cache is a {type(tensor).__name__}, not one tensor [num_blocks, "
+            f"{geometry.block_size}, {geometry.head_dim}]; give one layer's, or leave it out"
+        )
     if len(shape) != 3 or shape[1:] != (geometry.block_size, geometry.head_dim):
         raise CannotDrive(
             f"physical_kv_cache has shape {list(shape)}, not [num_blocks, "

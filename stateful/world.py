@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pagedkv.abilities import AbilityName
 from pagedkv.declarations import STRICT, Raises, Returns
-from pagedkv.protocol import Request, Snapshot
+from pagedkv.protocol import Request, Snapshot, method_of
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry, Setting
 from pagedkv.specs.steps import (
@@ -228,7 +228,7 @@ class World:
                 early = named.intersection(block for _, block in new)
             for slots in every:
                 eyes.pool.write(slots[there:], tags[there : len(slots)])
-        computed = getattr(self.manager, "computed", None)
+        computed = method_of(self.manager, "computed")
         if computed is not None and command.request in model.live:
             computed(request)
             self._stand(logic, *eyes.look(model.live))

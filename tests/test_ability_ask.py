@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from allocators import broken
 from builders import message, state, step
-from pagedkv import Declarations
+from pagedkv import Declarations, SharedKVCacheManager
 from pagedkv.specs.abilities.append import Append
 from pagedkv.specs.abilities.ask import ASK, judge_agrees, judge_pure
 from pagedkv.specs.abilities.core import KINDS, Decode, Misuse, Prefill, Release, Resume
@@ -15,9 +17,11 @@ from pagedkv.specs.abilities.prefix import Admit
 from pagedkv.specs.abilities.swap import SwapIn, SwapOut
 from pagedkv.specs.abilities.truncate import Truncate
 from pagedkv.specs.catalogue import COMMANDS
+from pagedkv.specs.model import Geometry
 from pagedkv.specs.properties import HOLDS, VACUOUS, Broken, Sometimes
 from pagedkv.specs.steps import DONE, Asked, NoBlocks, Raised, Refused
 from pagedkv.stateful.profiles import PROFILES
+from pagedkv.stateful.world import World
 
 OOM = NoBlocks("OOM")
 HALF = state({0: 4}, {0: (0, 1)})
@@ -47,6 +51,41 @@ def test_accepts_an_answer_that_the_call_then_gives_too(answer, outcome):
 def test_rejects_an_answer_that_is_another_or_none(answer, outcome, words):
     expected = f"asked whether decode(0) would be granted: {words}"
     assert Broken(expected, (), (0,)) == judge_agrees(asked(answer, outcome))
+
+
+class Numpy(SharedKVCacheManager.configured("ask")):  # type: ignore[misc]
+    """Says it in what it counts with."""
+
+    def can_prefill(self, req):
+        return np.int64(-(-req.seq_len // self.block_size)) <= len(self.free_blocks)
+
+    def can_decode(self, req):
+        return req.seq_len % self.block_size or len(self.free_blocks)
+
+
+class Silent(Numpy):
+    def can_decode(self, req):
+        pass
+
+
+class Negated(Numpy):
+    def can_decode(self, req):
+        return not super().can_decode(req)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Numpy, {}),
+        (Silent, {"asked-agrees": "None != True"}),
+        (Negated, {"asked-agrees": "False != True"}),
+    ],
+)
+def test_an_answer_is_yes_where_if_takes_it_for_one(kind, said):
+    here = World(kind, Geometry(2, 1), abilities=frozenset({"ask"}))
+    found = broken(here, Prefill(0, 1), Decode(0))
+    assert found.keys() == said.keys()
+    assert all(words in found[name] for name, words in said.items())
 
 
 def test_a_fork_is_asked_of_its_parent():

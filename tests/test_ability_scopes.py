@@ -18,6 +18,9 @@ from pagedkv.stateful.explorer import explore
 from pagedkv.stateful.profiles import COMBINED, PROFILES, Scope
 from pagedkv.stateful.subject import Subject
 
+# What these searches cover other tests cover too; traced, they take three times as long.
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 SMALL = (Geometry(1, 1), Geometry(1, 2), Geometry(2, 1), Geometry(2, 2))
 TINY = SMALL[:3]
 

@@ -61,6 +61,7 @@ def test_fault():
 # ---------------------------------------------------------------- check
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_right_callable_passes_under_its_module_and_name():
     report = check(Small, budget=60)
     (target,) = report.targets

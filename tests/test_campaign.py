@@ -10,7 +10,7 @@ import pytest
 
 from builders import declaring
 from faults import TINY, Boundary, Fickle, LeakWhenOut, SecondRelease, WrongReport
-from pagedkv import KVCacheManager, OutOfBlocks, Request
+from pagedkv import Declarations, KVCacheManager, OutOfBlocks, Request
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES
 from pagedkv.specs.model import Geometry
@@ -43,6 +43,19 @@ def exit_code(report: TargetReport) -> int:
 
 
 # ---------------------------------------------------------------- right targets
+
+
+class DeclaresLate(KVCacheManager):
+    """What it declares only its managers say: the class has a property."""
+
+    @property
+    def declares(self) -> Declarations:
+        return declaring(refuses_early=True)
+
+
+def test_what_only_a_manager_declares_is_known_once_one_was_made():
+    fresh = Subject("target", (DeclaresLate,)).probe()
+    assert fresh.setting.declared == declaring(refuses_early=True)
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -149,6 +162,7 @@ def test_a_failure_beside_the_expected_one_is_violated():
     assert (report.verdict, exit_code(report)) == ("violated", 1)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_an_expected_failure_that_passes_is_violated():
     report = run(KVCacheManager, expected={"report-agrees": "issue 9"})
     assert (report.verdict, exit_code(report)) == ("violated", 1)

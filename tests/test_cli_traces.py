@@ -140,6 +140,7 @@ def test_a_command_that_makes_no_sense_is_named_with_its_line(capsys):
     assert line.startswith("t.jsonl:4: decode(0) makes no sense where it stands: a call before it")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_pool_that_the_target_refuses_is_one_line(capsys):
     write_trace(Path("t.jsonl"), Trace("allocs:Small", Geometry(5, 1), HISTORY))
     assert "t.jsonl: can't be replayed: " in refused(capsys, "replay", "t.jsonl")
@@ -241,6 +242,7 @@ def found(monkeypatch):
     monkeypatch.setattr(api, "check_targets", check_targets)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_check_writes_each_counterexample_as_a_trace(found, capsys):
     code, out, _ = run(capsys, "check", "allocs:Leaky", "--traces", "new/traces")
     assert code == 1
@@ -294,6 +296,7 @@ def test_a_search_to_a_depth_passes_if_it_came_so_far(capsys):
     assert "stopped (depth limit of 2)" in out
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_what_one_pool_shows_is_told_as_check_does(capsys):
     code, out, _ = run(capsys, "explore", "allocs:Leaky", "--json", "-")
     assert code == 1

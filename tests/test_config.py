@@ -260,6 +260,7 @@ def test_an_expected_failure_of_one_target_excuses_no_other():
         api.Options(expected_of={"mine": {"rolback": "x"}})
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_campaign_excuses_what_is_expected_of_its_target():
     module: dict[str, Any] = {"__name__": "mine"}
     exec(ALLOCATORS, module)

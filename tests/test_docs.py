@@ -293,6 +293,7 @@ EXPECTED = {"table-cover", "out-of-blocks", "contents"}
 """What the fault of the README's example breaks."""
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_target_without_and_with_a_test_file_is_checked_as_the_page_shows(tmp_path):
     program, *arguments = the(PYTEST, "run: pytest").replace('"', "").strip().split(" ", 1)
     assert program == "pytest"
@@ -331,6 +332,7 @@ def as_the_page_says(tmp_path):
     return tmp_path
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_test_file_and_the_settings_go_together(as_the_page_says):
     # Of the profile, the smaller: what the settings' own would try takes a slow machine a minute.
     outcomes = pytest_in(as_the_page_says, "--pagedkv-profile", "quick").outcomes()
@@ -339,12 +341,14 @@ def test_the_test_file_and_the_settings_go_together(as_the_page_says):
     assert set(outcomes.values()) <= {"passed", "skipped", "xfailed"}, outcomes
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_test_file_does_without_the_settings(as_the_page_says):
     (as_the_page_says / "pyproject.toml").unlink()
     outcomes = pytest_in(as_the_page_says).outcomes()
     assert set(outcomes.values()) == {"passed", "skipped", "xfailed"}, outcomes
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_check_with_the_settings_passes_and_keeps_traces(as_the_page_says, shell):
     done = shell("pagedkv check --profile quick")
     assert done.returncode == 0, done.stdout
@@ -414,6 +418,7 @@ def test_the_shards_of_the_server_are_all_there_and_joined():
     assert last.startswith("pagedkv join 1.json 2.json ")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_shards_of_the_page_are_joined_into_one_verdict(shell, tmp_path):
     write(tmp_path, {"mymodule.py": "from allocators_here import Leaks as MyManager\n"})
     *shards, join = the(CI, "shell: shards").splitlines()
@@ -456,6 +461,7 @@ def test_the_machine_of_the_night_keeps_its_examples(shell, tmp_path):
 DEBUGGING = page("docs/debugging.md")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_from_a_failing_engine_to_one_command_and_back(shell, tmp_path):
     for name in ("recorder.py", "mymodule.py", "engine.py"):
         (tmp_path / name).write_text(the(DEBUGGING, f"file: {name}"), encoding="utf-8")

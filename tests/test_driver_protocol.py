@@ -133,6 +133,21 @@ def test_a_late_answer_is_none(driver):
         asked(driver(GREETS + "time.sleep(60)", seconds=0.3))
 
 
+def test_a_slow_target_has_time_after_a_call_that_hung(driver):
+    slow = """\
+    time.sleep(0.12 if n == 1 else 60)
+    said = {"id": message["id"], "outcome": "done", "seq_len": 1, "block_table": [0]}
+    said["snapshot"] = {"block_tables": {"0": [0]}, "seq_lens": {"0": 1}, "free_blocks": []}
+    print(json.dumps(said), flush=True)
+    """
+    one = driver(GREETS + dedent(slow), seconds=3)
+    manager, request = one(1, 1, 1), Request(0, 1)
+    manager.allocate_for_prefill(request)
+    with pytest.raises(NoAnswer, match=r"no answer within 3 s$"):
+        manager.allocate_for_decode(request)
+    assert 1 < one.seconds <= 3
+
+
 def test_an_answer_without_its_end_is_shown(driver):
     body = GREETS + "print('half of', end='', flush=True)\ntime.sleep(60)"
     with pytest.raises(NoAnswer, match="so far came half of, without its end"):

@@ -117,6 +117,7 @@ NESTED = st.recursive(
 )
 
 
+@pytest.mark.usefixtures("unmeasured")
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(NESTED)
 def test_a_deep_copy_of_nested_data_has_the_same_fingerprint(value):

@@ -385,6 +385,7 @@ def test_what_shows_only_later_is_not_called_shortest(alone):
     assert (example.fault, len(example.commands)) == (Fault(1, 3, "once"), 2)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_an_expected_failure_is_one_whether_calls_fail_or_not(alone):
     expected = {UNDER_FAULT.id: "known"}
     report = campaign(AppendsFirst, expected=expected)

@@ -24,6 +24,7 @@ from pagedkv.stateful.world import World
 from pagedkv.targets import Target, isolated, resolve
 
 HERE = __file__.rpartition("/")[0]
+LINUX = sys.platform == "linux"
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +56,43 @@ def test_a_call_that_hangs_is_an_answer_too():
     step = world.apply(Release(0))
     assert isinstance(step.outcome, Raised)
     assert step.outcome.kind == "NoAnswer"
-    assert driver.seconds == HUNG_SECONDS < 3
+    assert HUNG_SECONDS <= driver.seconds < 3
+    other = World(driver, Geometry(1, 1))
+    other.apply(Prefill(0, 1))
+    again = other.apply(Release(0)).outcome
+    assert isinstance(again, Raised)
+    less = f"no answer within {driver.seconds:g} s"
+    assert again.message == f"{less}; one before had not come within 3 s"
     driver.close()
 
 
+THREADED = ["threaded:Pooled", "threaded:Looped", "threaded_later:MakesItsPool"]
+NATIVE = pytest.param(
+    "threaded_later:Native", marks=pytest.mark.skipif(not LINUX, reason="threads can't be seen")
+)
+
+
+@pytest.mark.parametrize("name", [*THREADED, NATIVE])
+def test_threads_of_a_target_are_there_when_it_is_called(name):
+    command = [sys.executable, "-m", "pagedkv.driver.server", name]
+    driver = Driver(command, seconds=3)
+    assert str(World(driver, Geometry(1, 1)).apply(Prefill(0, 1)).outcome) == "done"
+    driver.close()
+
+
+@pytest.mark.usefixtures("children_unmeasured")
+def test_a_target_with_threads_that_dies_is_told_so_and_goes_on_in_another_process():
+    driver = Driver([sys.executable, "-m", "pagedkv.driver.server", "threaded:Dies"], seconds=3)
+    world = World(driver, Geometry(1, 1))
+    world.apply(Prefill(0, 1))
+    outcome = world.apply(Release(0)).outcome
+    assert isinstance(outcome, Raised)
+    assert (outcome.kind, outcome.message) == ("Died", "its process died (exit code 7)")
+    assert str(World(driver, Geometry(1, 1)).apply(Prefill(0, 1)).outcome) == "done"
+    driver.close()
+
+
+@pytest.mark.usefixtures("children_unmeasured")
 def test_a_target_s_own_interrupt_and_exit_are_answers():
     for name, kind in (("Interrupts", "KeyboardInterrupt"), ("Leaves", "SystemExit")):
         target = resolve(f"isolate:misbehaving:{name}")
@@ -112,6 +146,7 @@ def test_a_history_that_kills_can_stand_in_a_test():
         )
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 @pytest.mark.parametrize(
     ("spec", "line"),
     [

@@ -105,6 +105,7 @@ def test_an_empty_journal_says_nothing(tmp_path):
 # ---------------------------------------------------------------- deaths
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_an_exit_is_cut_down_to_a_history_that_is_fatal_alone():
     report = checked("dies")
     assert report.verdict == "violated"

@@ -137,6 +137,46 @@ def test_each_misuse_is_a_value_error_and_never_out_of_blocks(kind):
 # ------------------------------------------------------------------ snapshots
 
 
+def test_a_snapshot_has_plain_numbers_whatever_the_manager_counts_in():
+    tensors: Any = list(torch.arange(8))
+    length: Any = np.int64(3)
+    seen = Snapshot(
+        block_tables={0: tensors[:2]},
+        seq_lens={0: length},
+        free_blocks=torch.tensor([2, 3]),
+        blocks=np.arange(8),
+        num_free=tensors[2],
+        ref_counts={tensors[0]: tensors[1], 1: 1},
+        cached=tensors[4:5],
+        pending={5: tensors[1]},
+        reserved=[tensors[6]],
+        capacities={0: tensors[4], "row 1": 0},
+        index={"key": tensors[4]},
+    )
+    plain = Snapshot(
+        block_tables={0: [0, 1]},
+        seq_lens={0: 3},
+        free_blocks=[2, 3],
+        blocks=range(8),
+        num_free=2,
+        ref_counts={0: 1, 1: 1},
+        cached=[4],
+        pending={5: 1},
+        reserved=[6],
+        capacities={0: 4, "row 1": 0},
+        index={"key": 4},
+    )
+    assert seen == plain
+    assert repr(seen) == repr(plain)
+
+
+def test_what_is_no_number_stays_in_a_snapshot_to_be_judged():
+    table: Any = [0, None]
+    free: Any = ["a", np.int64(1)]
+    seen = Snapshot(block_tables={0: table}, seq_lens={0: 1}, free_blocks=free)
+    assert repr((seen.block_tables[0], seen.free_blocks)) == "((0, None), ('a', 1))"
+
+
 def lively() -> Snapshot:
     return Snapshot(
         block_tables={0: (1, 2)},

@@ -331,6 +331,7 @@ def campaigns() -> Iterator[Callable[..., Report]]:
         yield run
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_joined_campaign_says_what_the_whole_one_says(campaigns):
     whole = campaigns(KVCacheManager, None)
     parts = all_shards(lambda shard: campaigns(KVCacheManager, shard), 2)

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from allocators import Plain, moved, world
 from builders import declaring
 from faults import Tired
-from pagedkv import KVCacheManager
+from pagedkv import KVCacheManager, Request
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.lockstep import Lockstep
 from pagedkv.stateful.target import own_hook
-from pagedkv.stateful.trust import Distrust, Trust, same_from_here
+from pagedkv.stateful.trust import Distrust, Trust, same_from_here, varies
+from pagedkv.stateful.world import World
 
 OWN, GENERIC, NONE = Trust(), Trust("whole", "deep"), Trust("none", "none")
 POOL = Geometry(2, 1)
+
+
+class Unreadable(Plain):
+    """Its handles can't be read any more once they were released."""
+
+    class View(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise KeyError("no such request")
+
+    def release_request(self, req: Request) -> None:
+        super().release_request(req)
+        req.block_table = self.View()
+
+
+def test_two_targets_that_can_t_be_looked_at_any_more_say_the_same():
+    def make() -> World:
+        return world(Unreadable)
+
+    assert varies(make, make) is None
 
 
 class Inherits(KVCacheManager):

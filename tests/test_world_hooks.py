@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -36,6 +38,26 @@ def test_slots_say_where_the_tokens_are():
     here.apply(Prefill(0, 3))
     assert contents(here) == {0: (1, 2, 3)}
     assert here.pool.read([(1, 0), (1, 1), (2, 0), (2, 1)]) == (2, 1, POISON, 3)
+
+
+def test_attributes_that_happen_to_have_the_name_of_an_optional_method_are_none():
+    class Named(KVCacheManager):
+        def __init__(self, num_blocks, block_size, head_dim):
+            super().__init__(num_blocks, block_size, head_dim)
+            vars(self).update(self.others)
+            self.slots, self.computed, self.take_copies = [None] * num_blocks, 0, ()
+
+        others: Mapping[str, object] = {}
+
+    class AllOfThem(Named):
+        others = MappingProxyType(
+            {"snapshot": None, "allocation_report": {}, "get_physical_cache": "nothing"}
+        )
+
+    for kind in (Named, AllOfThem):
+        here = moved(world(kind), Prefill(0, 2))
+        assert contents(here) == {0: (1, 2)}
+        assert broken(here, Decode(0), Release(0)) == {}
 
 
 def test_slots_that_miss_a_token_are_caught():

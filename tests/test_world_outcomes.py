@@ -164,11 +164,18 @@ def test_an_interrupt_is_nobodys_outcome():
             ),
         ),
         (
+            type("Counts", (Plain,), {"free_blocks": property(lambda self: len(self.free))}),
+            (
+                "a fresh target can't be observed: "
+                "TypeError: free_blocks is 4: let it be the ids, or give snapshot() instead"
+            ),
+        ),
+        (
             lambda *geometry: sys.exit(3),
             "the target can't be made with 4 block(s) of 2 token(s): SystemExit: 3",
         ),
     ],
-    ids=["raises", "nothing", "declares", "no method", "no snapshot", "snapshot None", "exits"],
+    ids=["raises", "nothing", "declares", "method", "snapshot", "None", "free count", "exits"],
 )
 def test_a_target_that_cannot_be_driven_says_why(factory, words):
     with pytest.raises(CannotDrive) as caught:

@@ -84,6 +84,15 @@ def test_a_pool_of_any_wide_enough_type_will_do(dtype):
     assert twin.key(Trust("whole")) == here.key(Trust("whole")) is not None
 
 
+def test_a_tensor_for_each_layer_cannot_be_driven():
+    with pytest.raises(CannotDrive) as caught:
+        world(pooled(physical_kv_cache=lambda self: [torch.zeros(4, 2, 1)]))
+    assert str(caught.value) == (
+        "physical_kv_cache is a list, not one tensor [num_blocks, 2, 1]; give one layer's, or "
+        "leave it out"
+    )
+
+
 @pytest.mark.parametrize("shape", [(4, 2), (4, 2, 1, 1), (4, 1, 1), (4, 2, 2), ()], ids=str)
 def test_a_tensor_of_another_shape_cannot_be_driven(shape):
     with pytest.raises(CannotDrive) as caught:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
+from time import monotonic
 from typing import Any
 
 from pagedkv.declarations import Declarations
@@ -25,7 +27,9 @@ START_SECONDS = 60.0
 """How long the first answer of a process may take: it may have much to load."""
 ANSWER_SECONDS = 10.0
 HUNG_SECONDS = 1.0
-"""How long an answer may take once one did not come."""
+"""How long an answer may take once one did not come; longer where the target is slow anyway."""
+SLOWER = 10
+"""So many times as long as the slowest answer that came is no answer any more."""
 BATCH = 32
 """So many messages may wait in a pipe at once without filling it."""
 WATCH_PERIOD = 2000
@@ -50,6 +54,8 @@ class Driver:
         self._roots: dict[tuple[int, int, int], Node] = {}
         self._kinds: dict[tuple[str, ...], type[RemoteManager]] = {}
         self._asked = 0
+        self._slowest = 0.0  # of those answers that had no process to start
+        self._hung: float | None = None  # the limit within which the first answer did not come
 
     def __call__(self, num_blocks: int, block_size: int, head_dim: int) -> Any:
         """A fresh manager, a `RemoteManager` with whatever else the driver has.
@@ -117,12 +123,13 @@ class Driver:
         if self._asked >= WATCH_PERIOD:
             self._asked = 0
             check_memory(channel.pid)
+        since = monotonic()
         try:
             answers = channel.ask(messages, seconds, check_memory)
-        except NoAnswer:
-            # Where one call hangs others will, and what is due of a target that hangs is an answer.
-            self.seconds = min(self.seconds, HUNG_SECONDS)
-            raise
+        except NoAnswer as error:
+            raise self._impatient(error, seconds) from None
+        if messages[0]["do"] != "hello":
+            self._slowest = max(self._slowest, monotonic() - since)
         for answer in answers:
             if "died" in answer:
                 if len(messages) > 1:  # some of them may have died with it, unanswered
@@ -130,6 +137,15 @@ class Driver:
                 raise Died(f"its process died ({wire.quoted(answer['died'])})")
             del answer["id"]
         return answers
+
+    def _impatient(self, error: NoAnswer, seconds: float) -> NoAnswer:
+        """Wait less from now on, since where one call hangs others will; `error`, with why so."""
+        # What a slow target is slow at must not pass for another hang.
+        self.seconds = min(self.seconds, max(HUNG_SECONDS, ceil(SLOWER * self._slowest)))
+        if self._hung is not None and seconds < self._hung:
+            return NoAnswer(f"{error}; one before had not come within {self._hung:g} s")
+        self._hung = seconds
+        return error
 
     def _brought_to(self, node: Node) -> Channel:
         """A channel at `node`: one that is there, or on the way there, or else a reset one."""

@@ -1,7 +1,8 @@
 """A Python target behind the line protocol: `python -m pagedkv.driver.server module:attribute`.
 
 Where the system can fork, a second process does the work and this one waits. If a call ends that
-process, this one says so and makes another, with all imports done.
+process, this one says so and makes another, with all imports done. A target with threads works in
+this one, since a fork would leave them behind; the client starts another if a call ends it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import json
 import os
 import struct
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import blake2b
 from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from pagedkv.declarations import Declarations, Raises, Returns
 from pagedkv.driver import wire
 from pagedkv.driver.channel import die_with_parent, name_of
 from pagedkv.driver.remote import slots_between
-from pagedkv.protocol import Request
+from pagedkv.protocol import Request, method_of
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.copying import freeze
 from pagedkv.stateful.fingerprint import Opaque, fingerprint
@@ -96,10 +99,11 @@ class Session:
 
     def _has(self) -> list[str]:
         manager = self._manager
-        there = {name: getattr(manager, name, None) is not None for name in wire.HAS}
+        there = {name: method_of(manager, name) is not None for name in wire.HAS}
+        there["free_blocks"] = getattr(manager, "free_blocks", None) is not None
         there["pool"] = getattr(manager, "physical_kv_cache", None) is not None
-        there["contents"] = there["pool"] and hasattr(manager, "get_physical_cache")
-        there["reports"] = hasattr(manager, "allocation_report")
+        there["contents"] = there["pool"] and method_of(manager, "get_physical_cache") is not None
+        there["reports"] = method_of(manager, "allocation_report") is not None
         there["key"] = True
         return [name for name in wire.HAS if there[name]]
 
@@ -172,7 +176,7 @@ class Session:
         manager = self._manager
         state: dict[str, Any] = {}
         try:
-            if getattr(manager, "snapshot", None) is not None:
+            if method_of(manager, "snapshot") is not None:
                 state["snapshot"] = wire.snapshot_to(snapshot_of(manager, {}, ()))
             if hasattr(manager, "free_blocks"):
                 state["free_blocks"] = [int(block) for block in manager.free_blocks]
@@ -188,11 +192,11 @@ class Session:
     def _look(self, message: Mapping[str, Any]) -> dict[str, Any]:
         handles = [self._handles[number] for number in message["handles"]]
         manager, answer = self._manager, dict[str, Any]()
-        if hasattr(manager, "get_physical_cache") and self._pool is not None:
+        if method_of(manager, "get_physical_cache") and self._pool is not None:
             answer["contents"] = [
                 _or_raised(partial(_rows_read, manager, request)) for request in handles
             ]
-        if hasattr(manager, "allocation_report"):
+        if method_of(manager, "allocation_report"):
             answer["reports"] = [
                 _or_raised(partial(_report, manager, request)) for request in handles
             ]
@@ -294,8 +298,9 @@ def main(name: str, table: str | None = None) -> int:
     source, out = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    before = _threads()  # those that numpy started, which does so again after a fork
     answer = _answers(name, {} if table is None else {name: json.loads(table)})
-    if not hasattr(os, "fork"):
+    if not hasattr(os, "fork") or _threads() > before:
         serve(answer, source, out)
         return 0
     while True:
@@ -311,6 +316,14 @@ def main(name: str, table: str | None = None) -> int:
             return 0 if code == 0 else 1
         _current(0)
         _send(out, {"id": number, "died": name_of(code)})
+
+
+def _threads() -> int:
+    """How many threads this process has now, those of C code among them where that can be seen."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return threading.active_count()
 
 
 def _answers(name: str, tolerances: Tolerances) -> Answer:

@@ -336,6 +336,7 @@ def test_release_leaves_its_entry_in_the_reverse_map():
     assert (shown.block_tables, shown.capacities, shown.free_blocks) == ({}, {}, (0,))
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 @pytest.mark.parametrize(("script", "shown"), scripts("torch-erase-reverse-map.md"))
 def test_the_scripts_of_the_finding_print_what_it_says(script, shown):
     assert printed(script) == shown
