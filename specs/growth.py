@@ -174,14 +174,22 @@ def blocks_due(model: Model, setting: Setting) -> int:
 
 
 def free_name(model: Model, setting: Setting) -> int | None:
-    """The name of the next new request; None if as many are live as there may be."""
+    """The name of the next new request; None if as many are live as there may be.
+
+    Where handles can be resumed, a name that nobody had goes before that of a released one, which
+    is only given out again where `setting.varied`.
+    """
     if len(model.live) + len(model.swapped) >= setting.requests:
         return None
-    taken = {*model.live, *model.swapped, *(model.released if setting.declared.resumes else ())}
+    taken = {*model.live, *model.swapped}
     if setting.names > setting.requests:
         tags = (*model.live.values(), *model.swapped.values())
         taken |= {(tag - 1) // setting.stride for held in tags for tag in held}
-    return next((r for r in range(setting.names) if r not in taken), None)
+    names = [r for r in range(setting.names) if r not in taken]
+    if not setting.declared.resumes:
+        return next(iter(names), None)
+    fresh = (r for r in names if r not in model.released)
+    return next(fresh, next(iter(names), None) if setting.varied else None)
 
 
 def outlived(model: Model, setting: Setting, order: Sequence[int]) -> tuple[int, ...]:

@@ -135,6 +135,19 @@ def test_a_name_that_a_fork_has_tokens_of_is_not_given_out():
     assert outlived(over, within, ()) == ()
 
 
+@pytest.mark.parametrize(
+    ("given", "next_to_one", "next_to_two"),
+    [({}, 1, None), ({"varied": True}, 1, 0), ({"resumes": False}, 0, 0)],
+)
+def test_a_released_name_is_given_out_again_where_none_resumes_or_no_other_is_left(
+    given, next_to_one, next_to_two
+):
+    within = able("append", requests=2, **given)
+    one = after(within, Prefill(0, 1), Release(0))
+    two = after(within, Prefill(1, 1), Release(1), start=one)
+    assert (free_name(one, within), free_name(two, within)) == (next_to_one, next_to_two)
+
+
 def test_no_name_is_outlived_where_forks_are_not_tried_or_tokens_are_known_by_content():
     forks = able("fork", requests=2)
     assert replace(forks, active=frozenset()).names == 2

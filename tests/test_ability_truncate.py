@@ -23,13 +23,14 @@ FIVE = after(WITHIN, Prefill(0, 5))
     [
         (Truncate(0, 1), True),
         (Truncate(0, 4), True),
-        (Truncate(0, 5), False),
+        (Truncate(0, 5), True),
+        (Truncate(0, 6), False),
         (Truncate(0, 0), False),
         (Truncate(1, 1), False),
     ],
     ids=str,
 )
-def test_a_live_request_keeps_some_of_its_tokens_and_not_all(command, enabled):
+def test_a_live_request_keeps_some_of_its_tokens_or_all(command, enabled):
     assert enabled == command.enabled(FIVE, WITHIN)
     assert not command.enabled(FIVE, PLAIN)
 
@@ -74,11 +75,14 @@ def lengths(within, tokens):
     return [c.tokens for c in found if isinstance(c, Truncate)]
 
 
-def test_every_shorter_length_is_tried_and_of_long_requests_those_at_block_edges():
-    assert lengths(WITHIN, 5) == [1, 2, 3, 4]
+def test_every_length_is_tried_and_of_long_requests_those_at_block_edges():
+    assert lengths(WITHIN, 5) == [1, 2, 3, 4, 5]
     wide = able("truncate", blocks=8, size=8)
-    assert lengths(wide, EDGES_FROM) == [*range(1, EDGES_FROM)]
-    assert lengths(wide, EDGES_FROM + 1) == [1, 7, 8, 9, 15, 16]
+    assert lengths(wide, EDGES_FROM) == [*range(1, EDGES_FROM + 1)]
+    assert lengths(wide, EDGES_FROM + 1) == [1, 7, 8, 9, 15, 16, 17]
+    assert lengths(wide, EDGES_FROM + 4) == [1, 7, 8, 9, 15, 16, 17, 20]
+    ahead = able("truncate", blocks=8, size=8, lookahead_tokens=3)
+    assert lengths(ahead, EDGES_FROM + 1) == [1, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 16, 17]
     assert lengths(PLAIN, 5) == []
 
 

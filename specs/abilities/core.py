@@ -282,8 +282,8 @@ COMMANDS: tuple[type[Command], ...] = (Decode, Prefill, Release, Resume, Misuse)
 ALL_LENGTHS_UP_TO = 36
 """Free tokens up to which every prompt length is tried; beyond, those at block edges."""
 ALL_EDGES_UP_TO = 12
-"""Free blocks up to which every edge is, where what is drawn from is varied; beyond, the first few
-and the last few."""
+"""Free blocks up to which every edge is, where what is drawn from is varied; beyond, the first few,
+the last few, and those of every eighth block: a byte or a word of a bitmap."""
 
 
 def lengths(model: Model, setting: Setting) -> list[int]:
@@ -296,9 +296,9 @@ def lengths(model: Model, setting: Setting) -> list[int]:
     else:
         which: Sequence[int] = range(blocks + 1)
         if setting.varied and blocks > ALL_EDGES_UP_TO:
-            which = (*which[:3], blocks // 2, *which[-3:])
-        edges = {n for k in which for n in (k * size - 1, k * size, k * size + 1)}
-        tried = {n for n in edges if n > 0}
+            which = (*which[:3], *range(8, blocks, 8), blocks // 2, *which[-3:])
+        ends = {k * size - ahead for k in which for ahead in (0, setting.declared.lookahead_tokens)}
+        tried = {n for end in ends for n in (end - 1, end, end + 1) if n > 0}
     return sorted({*tried, setting.capacity + 1})
 
 

@@ -25,7 +25,7 @@ class Truncate(Command):
 
     def enabled(self, model: Model, setting: Setting) -> bool:
         able = "truncate" in setting.declared.abilities
-        return able and 0 < self.tokens < len(model.live.get(self.request, ()))
+        return able and 0 < self.tokens <= len(model.live.get(self.request, ()))
 
     def expect(self, model: Model, setting: Setting) -> Expected:
         return Grant(0, 0)
@@ -52,12 +52,17 @@ EDGES_FROM = 16
 
 
 def candidates(model: Model, setting: Setting) -> Iterator[Command]:
-    """Every shorter length of every live request; of long ones, those at block edges."""
+    """Every length of every live request, its own too; of long ones, those at block edges.
+
+    Its own is what is kept where all drafts were accepted.
+    """
     if "truncate" in setting.active:
-        size = setting.geometry.block_size
+        size, ahead = setting.geometry.block_size, setting.declared.lookahead_tokens
         for r, tags in sorted(model.live.items()):
-            for tokens in range(1, len(tags)):
-                if len(tags) <= EDGES_FROM or tokens % size in (0, 1, size - 1):
+            there = len(tags)
+            for tokens in range(1, there + 1):
+                edges = {tokens % size, (tokens + ahead) % size}
+                if there <= EDGES_FROM or tokens == there or not edges.isdisjoint((0, 1, size - 1)):
                     yield Truncate(r, tokens)
 
 
