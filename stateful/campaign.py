@@ -314,7 +314,7 @@ class _Campaign:
             stopped="; ".join(stopped) or None,
             random_steps=randomly.steps,
             reach=randomly.reach,
-            doubts=tuple(doubt for exploration in explored for doubt in exploration.doubts),
+            doubts=tuple(dict.fromkeys(doubt for e in explored for doubt in e.doubts)),
             part=part,
         )
 

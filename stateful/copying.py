@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection
+from copy import deepcopy
 from functools import cache
 from io import BytesIO
 from types import FunctionType
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.stateful.fingerprint import Opaque, all_in_attributes, means_nothing, slots_of
+from pagedkv.stateful.fingerprint import all_in_attributes, means_nothing, met_in, slots_of
+from pagedkv.stateful.locks import anew, of_threads, renewed
+from pagedkv.stateful.opaque import Opaque
 
 _FAITHFUL = frozenset(
     {"builtins", "collections", "datetime", "decimal", "enum", "fractions", "functools"}
@@ -51,6 +54,20 @@ def thaw(frozen: bytes) -> Any:
     return _Thawer(BytesIO(frozen)).load()
 
 
+def deep_copy(value: Any) -> Any:
+    """A deep copy in which locks are new ones; raises what making it raises.
+
+    Opaque, where the value can't be seen either: that says where the obstacle stands.
+    """
+    try:
+        return deepcopy(value)
+    except Exception:
+        new = renewed(met_in(value))
+        if not new:
+            raise
+        return deepcopy(value, new)
+
+
 class _Thawer(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> str | bytes:
         kind, value = pid[:1], pid[1:]
@@ -74,6 +91,8 @@ class _Freezer(pickle.Pickler):
         kind: type = type(value)
         if isinstance(value, FunctionType) and value.__dict__:
             raise Opaque("a function is pickled by its name, without its attributes")
+        if of_threads(kind) and (made := anew(value)) is not None:
+            return made
         if isinstance(value, np.ndarray):
             return _as_array, self._array(value)
         if _is_tensor(kind):

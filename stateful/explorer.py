@@ -27,7 +27,14 @@ from pagedkv.stateful.exploration import (
 )
 from pagedkv.stateful.paths import Nodes, Paths
 from pagedkv.stateful.shards import Division, Shard
-from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust, same_from_here
+from pagedkv.stateful.trust import (
+    Distrust,
+    NotDeterministic,
+    System,
+    Trust,
+    key_of,
+    same_from_here,
+)
 
 MakeWorld = Callable[[Geometry], System]
 
@@ -78,7 +85,8 @@ class Search:
             try:
                 return self._search.run(limits, start, self._doubts)
             except Distrust as distrust:
-                self._doubts += (distrust.reason,)
+                # What can't be seen is given up once for each key, for one reason.
+                self._doubts = tuple(dict.fromkeys((*self._doubts, distrust.reason)))
                 self._search = self._start(distrust.less(self._search.trust))
 
 
@@ -209,7 +217,7 @@ class _Search:
     def _begin(self) -> None:
         for g, geometry in enumerate(self._geometries):
             world = self._make(geometry)
-            key = self._key(world)
+            key = key_of(world, self.trust)
             node = self._nodes.add_root(key, g)
             found = [violation for state in world.states for violation in self.judge.state(state)]
             if not self._record(found, node, ()):
@@ -236,7 +244,7 @@ class _Search:
                 violations += self.judge.reached(step)
                 if self._record(violations, node, (command,)):
                     continue
-            key = self._key(world)
+            key = key_of(world, self.trust)
             moved = key is None or key != key_here
             if key is not None and key in known:
                 self._merge(node, command, key, moved=moved)
@@ -250,12 +258,6 @@ class _Search:
         hard, (wall, _) = self._limits.hard_seconds, self._start
         if hard is not None and monotonic() - wall > hard:
             raise _Stop(f"its {hard:.1f} s were spent")
-
-    def _key(self, world: System) -> bytes | None:
-        key = world.key(self.trust)
-        if key is None and self.trust.key != "none":
-            raise Distrust("key", "the whole state of the target can't be seen")
-        return key
 
     def _merge(self, parent: int, command: Command, key: bytes, *, moved: bool) -> None:
         """Now and then, continue two states that were taken for one."""

@@ -13,7 +13,7 @@ from pagedkv.specs.properties import Broken
 from pagedkv.specs.steps import Step
 from pagedkv.stateful.aftermath import Aftermath
 from pagedkv.stateful.copying import freeze
-from pagedkv.stateful.fingerprint import Opaque
+from pagedkv.stateful.opaque import Opaque
 from pagedkv.stateful.points import Injector
 from pagedkv.stateful.replay import frame_of
 from pagedkv.stateful.report import Frame

@@ -17,29 +17,37 @@ from struct import calcsize
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from pagedkv.stateful.locks import anew, of_threads
+from pagedkv.stateful.opaque import Opaque, a
+
 _WORD = calcsize("P")
 _NAMED = Enum | type | FunctionType | BuiltinFunctionType | ModuleType | Logger
-
-
-class Opaque(Exception):
-    """The value holds something whose state can't be seen."""
 
 
 def fingerprint(value: object, meaningless: Collection[str] = ()) -> bytes:
     """A 128-bit digest of everything reachable from `value`; changes nothing.
 
     meaningless: attributes to leave out, as "attribute" or "Class.attribute". Raises Opaque for
-    generators, open files and other things whose state can't be read.
+    generators, open files and other things whose state can't be read, and says where they stand.
     """
+    whole = "\x1f".join(_walked(value, meaningless).parts).encode("utf-8", "surrogatepass")
+    return blake2b(whole, digest_size=16).digest()
+
+
+def met_in(value: object) -> list[object]:
+    """What `fingerprint` looks at and what has an identity; raises Opaque as it does."""
+    return _walked(value, ()).alive
+
+
+def _walked(value: object, meaningless: Collection[str]) -> _Walk:
     walk = _Walk(frozenset(meaningless))
     try:
         walk.visit(value)
     except Opaque:
         raise
     except Exception as error:  # an object may do anything when it is looked at
-        raise Opaque(f"{type(error).__name__}: {error}") from error
-    whole = "\x1f".join(walk.parts).encode("utf-8", "surrogatepass")
-    return blake2b(whole, digest_size=16).digest()
+        raise Opaque(f"not to be looked at ({type(error).__name__}: {error})") from error
+    return walk
 
 
 class _Walk:
@@ -52,7 +60,7 @@ class _Walk:
     def __init__(self, meaningless: frozenset[str]) -> None:
         self.parts: list[str] = []
         self._seen: dict[int, int] = {}
-        self._alive: list[object] = []
+        self.alive: list[object] = []
         self._memory: dict[int, int] = {}
         self._meaningless = meaningless
 
@@ -70,7 +78,7 @@ class _Walk:
                 self.parts.append(f"again:{number}")
                 return
             self._seen[id(value)] = len(self._seen)
-            self._alive.append(value)
+            self.alive.append(value)
         self.parts.append(f"{kind.__module__}.{kind.__qualname__}(")
         if isinstance(value, FunctionType):
             self._function(value)
@@ -88,7 +96,14 @@ class _Walk:
         self.parts.append(f"named:{getattr(value, '__module__', '')}.{name}")
         owner = getattr(value, "__self__", None)
         if isinstance(value, BuiltinFunctionType) and not isinstance(owner, ModuleType | None):
-            self.visit(owner)
+            self.alive.append(value)
+            self._below(".__self__", owner)
+
+    def _below(self, step: str, value: Any) -> None:
+        try:
+            self.visit(value)
+        except Opaque as error:
+            raise error.within(step) from error
 
     def _function(self, value: FunctionType) -> None:
         """What tells two functions of one name apart."""
@@ -99,7 +114,7 @@ class _Walk:
             self.visit(part)
         self.visit([const for const in code.co_consts if not isinstance(const, CodeType)])
         for cell in value.__closure__ or ():
-            self.visit(cell.cell_contents)
+            self._below(".__closure__[...]", cell.cell_contents)
         if value.__dict__:
             self.visit(value.__dict__)
 
@@ -109,15 +124,13 @@ class _Walk:
             if isinstance(value, defaultdict):
                 self.visit(value.default_factory)
         elif isinstance(value, list | tuple | deque):
-            self.parts.append(f"maxlen:{getattr(value, 'maxlen', None)}")
-            for item in value:
-                self.visit(item)
+            self._sequence(value)
         elif isinstance(value, set | frozenset):
             self._unordered(value)
         elif (plain := _plain(value)) is not None:
             self.parts.append(plain)
         elif isinstance(value, MethodType):
-            self.visit(value.__self__)
+            self._below(".__self__", value.__self__)
             self.parts.append(value.__qualname__)
         elif not self._array(value):
             self._attributes(value, kind)
@@ -125,11 +138,22 @@ class _Walk:
         if kind.__module__ not in ("builtins", "collections") or getattr(value, "__dict__", None):
             self._attributes(value, kind, must=False)
 
+    def _sequence(self, value: Collection[Any]) -> None:
+        self.parts.append(f"maxlen:{getattr(value, 'maxlen', None)}")
+        try:
+            for item in value:
+                self.visit(item)
+        except Opaque as error:
+            raise error.within("[...]") from error
+
     def _mapping(self, value: Mapping[Any, Any]) -> None:
         # Insertion order is state too: `next(iter(d))` and `popitem` depend on it.
-        for key, item in value.items():
-            self.visit(key)
-            self.visit(item)
+        try:
+            for key, item in value.items():
+                self.visit(key)
+                self.visit(item)
+        except Opaque as error:
+            raise error.within("[...]") from error
 
     def _unordered(self, value: Collection[Any]) -> None:
         # `set.pop` follows the table's layout, which for integers is the order of iteration;
@@ -167,7 +191,10 @@ class _Walk:
         for name, item in sorted(fields.items()):
             if not means_nothing(name, kind, self._meaningless):
                 self.parts.append(name)
-                self.visit(item)
+                try:
+                    self.visit(item)
+                except Opaque as error:
+                    raise error.within(f".{name}", kind) from error
 
 
 def _plain(value: Any) -> str | None:
@@ -178,6 +205,9 @@ def _plain(value: Any) -> str | None:
         return repr(value)
     if isinstance(value, random.Random):
         return repr(value.getstate())
+    kind: type = type(value)
+    if of_threads(kind) and (made := anew(value)) is not None:
+        return repr(made[1])
     return None
 
 
@@ -240,7 +270,7 @@ def _by_reduce(value: Any) -> dict[str, Any]:
     try:
         parts = reduce(2)
     except Exception as error:
-        raise Opaque(f"the state of a {type(value).__qualname__} can't be seen: {error}") from error
+        raise Opaque(a(type(value))) from error
     if isinstance(parts, str):
         return {"reduced": parts}
     own = getattr(value, "__dict__", None)  # is visited by name already

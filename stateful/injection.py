@@ -27,7 +27,7 @@ from pagedkv.stateful.failing import MakeWorld, apply_failing, under_fault, whol
 from pagedkv.stateful.paths import Nodes, Paths
 from pagedkv.stateful.points import Injector, modules_of
 from pagedkv.stateful.report import Injection
-from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust
+from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust, key_of
 from pagedkv.stateful.world import World
 
 MOST_CALLS = 2000
@@ -171,16 +171,10 @@ class _Sweep:
 
     def _begin(self) -> None:
         for g, geometry in enumerate(self._geometries):
-            key = self._key(self._make(geometry))
+            key = key_of(self._make(geometry), self.trust)
             self._frontier[g].append(self._nodes.add_root(key, g))
             if key is not None:
                 self._known[g].add(key)
-
-    def _key(self, world: World) -> bytes | None:
-        key = world.key(self.trust)
-        if key is None and self.trust.key != "none":
-            raise Distrust("key", "the whole state of the target can't be seen")
-        return key
 
     def _fork(self, node: int) -> World:
         return cast(World, self._paths.fork(node))
@@ -230,7 +224,7 @@ class _Sweep:
         if not self._aftermath.right(step):
             return  # that is for a search without failures to report
         node, g = here.node, self._nodes.geometry(here.node)
-        key = self._key(world)
+        key = key_of(world, self.trust)
         if key is not None and key in self._known[g]:
             return
         self._next[g].append(self._nodes.add(key, node, command))

@@ -19,9 +19,11 @@ from pagedkv.specs.growth import outlived
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.steps import Handle, State
 from pagedkv.stateful.copying import freeze
-from pagedkv.stateful.fingerprint import Opaque, fingerprint
+from pagedkv.stateful.fingerprint import fingerprint
+from pagedkv.stateful.observe import in_words
+from pagedkv.stateful.opaque import Opaque
 from pagedkv.stateful.pool import Pool, Renaming, renamed_tags, renaming
-from pagedkv.stateful.trust import Trust
+from pagedkv.stateful.trust import UNSEEN, Trust
 
 
 class Keyed(Protocol):
@@ -98,30 +100,49 @@ def take(
     """
     if trust.key == "none":
         return None
+    try:
+        return _taken(world, trust, order, last)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - a target's own key may raise anything
+        return None
+
+
+def _taken(world: Keyed, trust: Trust, order: tuple[int, ...] | None, last: Taken | None) -> Taken:
     model, handles = world.state.model, world.state.seen.handles
     if last is not None and not (
         last.handles is handles and last.model is model and last.trust == trust
     ):
         last = None
+    if order is None or set(order) != set(handles):
+        order = order_of(world, trust) if last is None else last.order
+    if _is_own(world, trust):
+        inner: Any = world.manager.state_key(_names(order))  # type: ignore[attr-defined]
+        tags: Any = world.pool.key(_renaming(world, order))
+    else:
+        inner, tags = _whole(world, trust), world.pool.key(None)
+    if world.setting.declared.abilities:
+        tags = (tags, _more(world, order))
+    # Most calls are refused and move nothing: then the last key is this one too.
+    if last is not None and last[3:6] == (order, inner, tags):
+        return last
+    key = _digest(model, handles, order, inner, tags)
+    return Taken(handles, model, trust, order, inner, tags, key)
+
+
+def _is_own(world: Keyed, trust: Trust) -> bool:
+    return trust.key == "own" and world.hooks().key == "own"
+
+
+def why_unseen(world: Keyed, trust: Trust) -> str | None:
+    """Why the key of a world can't be taken; None if it can. Changes nothing."""
     try:
-        if order is None or set(order) != set(handles):
-            order = order_of(world, trust) if last is None else last.order
-        if trust.key == "own" and world.hooks().key == "own":
-            inner: Any = world.manager.state_key(_names(order))  # type: ignore[attr-defined]
-            tags: Any = world.pool.key(_renaming(world, order))
-        else:
-            inner, tags = _whole(world, trust), world.pool.key(None)
-        if world.setting.declared.abilities:
-            tags = (tags, _more(world, order))
-        # Most calls are refused and move nothing: then the last key is this one too.
-        if last is not None and last[3:6] == (order, inner, tags):
-            return last
-        key = _digest(model, handles, order, inner, tags)
+        _taken(world, trust, None, None)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # noqa: BLE001 - a target's own key may raise anything
-        return None
-    return Taken(handles, model, trust, order, inner, tags, key)
+    except BaseException as error:  # noqa: BLE001 - a target's own key may raise anything
+        return f"{'state_key failed' if _is_own(world, trust) else UNSEEN}: {in_words(error)}"
+    return None
 
 
 def _whole(world: Keyed, trust: Trust) -> bytes:

@@ -67,3 +67,7 @@ class Lockstep:
     def _key(self, trust: Trust, order: tuple[int, ...]) -> bytes | None:
         left, right = self.left.key(trust, order), self.right.key(trust, order)
         return None if left is None or right is None else left + right
+
+    def unseen(self, trust: Trust) -> str | None:
+        """Why one of the two keys can't be taken; None if both can. Changes nothing."""
+        return self.left.unseen(trust) or self.right.unseen(trust)

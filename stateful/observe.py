@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from pagedkv.protocol import Request, Snapshot, method_of, plain_ints
 from pagedkv.specs.model import Model, Setting
 from pagedkv.specs.steps import Contents, Handle, Observation, Report, State, Unreadable
+from pagedkv.stateful.opaque import Opaque
 from pagedkv.stateful.pool import Pool, Slot, TensorPool
 
 LONGEST = 300
@@ -25,6 +26,11 @@ def told(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - even the message is the target's code
         text = "(its message can't be shown)"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def in_words(error: BaseException) -> str:
+    """What an exception says, and of which kind it is; raises nothing."""
+    return str(error) if isinstance(error, Opaque) else f"{type(error).__name__}: {told(error)}"
 
 
 def view(request: Request) -> Handle:

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 from pagedkv.specs.commands import Command
 from pagedkv.specs.model import Geometry
-from pagedkv.stateful.trust import Distrust, NotDeterministic, System, Trust, same_from_here
+from pagedkv.stateful.observe import in_words
+from pagedkv.stateful.trust import (
+    UNCOPIED,
+    Distrust,
+    NotDeterministic,
+    System,
+    Trust,
+    same_from_here,
+)
 
 CHECKED_CLONES = 8
 """The first so many copies are checked, and then one in `CLONE_PERIOD`."""
@@ -180,7 +188,7 @@ class Paths:
         try:
             return world.clone(self._trust)
         except Exception as error:
-            raise Distrust("clone", f"copying failed: {type(error).__name__}: {error}") from error
+            raise Distrust("clone", f"{UNCOPIED}: {in_words(error)}") from error
 
     def _check_key(self, node: int, world: System) -> None:
         if world.key(self._trust) != self._nodes.key(node):

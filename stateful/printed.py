@@ -29,6 +29,7 @@ from pagedkv.stateful.report import (
 )
 from pagedkv.stateful.reproducer import pytest_function
 from pagedkv.stateful.text import by_history, counterexamples_text, plain, together
+from pagedkv.stateful.trust import UNCOPIED, UNSEEN
 
 _STYLES: dict[Verdict, str] = {
     "passed": "green",
@@ -75,6 +76,8 @@ def show_target(console: Console, target: TargetReport) -> None:
         console.print(f"  tolerated in {plain(name)}: {plain(', '.join(_declared(table)))}")
     for doubt in target.coverage.doubts:
         console.print(f"  not relied on: {plain(doubt)}")
+    if (help_ := _help(target.coverage.doubts)) is not None:
+        console.print(f"  what helps: {help_}")
     if target.injection is not None:
         console.print(f"  calls made to fail: {_failed(target.injection)}")
     console.print()
@@ -83,6 +86,21 @@ def show_target(console: Console, target: TargetReport) -> None:
         console.print(Text(counterexamples_text(group)))
         console.print("\nAs a test:\n")
         console.print(Text(_test_of(group, target)))
+
+
+def _help(doubts: Sequence[str]) -> str | None:
+    """What makes a state that can't be seen, or copied, cheap again; None where that is no matter.
+
+    What can't be seen can't be copied either, so that the first is asked first.
+    """
+    if any(doubt.startswith(UNSEEN) for doubt in doubts):
+        return (
+            "declare it in `meaningless`, with the reason, if no answer depends on it; "
+            "else bring `state_key` and `clone`"
+        )
+    if any(doubt.startswith(UNCOPIED) for doubt in doubts):
+        return "bring `clone`; until then each history is run again from its start"
+    return None
 
 
 def _declared(table: Mapping[str, object]) -> list[str]:

@@ -45,6 +45,11 @@ class Distrust(Exception):
         return replace(trust, clone="deep" if trust.clone == "own" else "none")
 
 
+UNSEEN = "the whole state of the target can't be seen"
+UNCOPIED = "copying failed"
+"""How the reasons begin for which keys and copies are given up at once."""
+
+
 class NotDeterministic(Exception):
     """The same commands on a fresh target did something else the second time."""
 
@@ -85,6 +90,17 @@ class System(Protocol):
 
     def key(self, trust: Trust) -> bytes | None:
         """A digest that two systems share only if they behave alike from here on."""
+
+    def unseen(self, trust: Trust) -> str | None:
+        """Why the key can't be taken, for a reader; None if it can. Changes nothing."""
+
+
+def key_of(system: System, trust: Trust) -> bytes | None:
+    """The key, or None if none is to be taken; raises Distrust where it can't be."""
+    key = system.key(trust)
+    if key is None and trust.key != "none":
+        raise Distrust("key", system.unseen(trust) or UNSEEN)
+    return key
 
 
 Names = Mapping[int, int]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any, Self
 
 from pagedkv.abilities import AbilityName
@@ -29,11 +28,11 @@ from pagedkv.specs.steps import (
     Step,
 )
 from pagedkv.stateful.beyond import NO_REQUEST, ask, carry, copied_host, host_pool
-from pagedkv.stateful.copying import freeze, thaw
-from pagedkv.stateful.fingerprint import Opaque
-from pagedkv.stateful.keys import Taken, order_of, orders_of, take
+from pagedkv.stateful.copying import deep_copy, freeze, thaw
+from pagedkv.stateful.keys import Taken, order_of, orders_of, take, why_unseen
 from pagedkv.stateful.logic import Logic
 from pagedkv.stateful.observe import Observer, snapshot_of, told, view
+from pagedkv.stateful.opaque import Opaque
 from pagedkv.stateful.pool import Pool, ShadowPool, TensorPool
 from pagedkv.stateful.target import (
     CannotDrive,
@@ -274,7 +273,7 @@ class World:
             try:
                 manager, handles = thaw(freeze(whole))
             except Opaque:
-                manager, handles = deepcopy(whole)
+                manager, handles = deep_copy(whole)
         copy.manager, copy.handles = manager, handles
         copy.setting, copy.steps, copy._freed = self.setting, self.steps, self._freed
         copy._hooks, copy._logic, copy._taken = self._hooks, self._logic, self._taken
@@ -309,3 +308,7 @@ class World:
             return None
         self._taken = taken
         return taken.key
+
+    def unseen(self, trust: Trust) -> str | None:
+        """Why the key can't be taken, for a reader; None if it can. Changes nothing."""
+        return why_unseen(self, trust)

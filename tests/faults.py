@@ -227,15 +227,55 @@ class DroppingClone(SecondRelease):
         return twin, handles
 
 
+class Uncopied(SecondRelease):
+    """Can't be copied for its generator, and brings a right key."""
+
+    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
+        super().__init__(num_blocks, block_size, head_dim)
+        self.generator = (n for n in range(10))
+
+    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
+        return (self.releases, *super().state_key(names))
+
+
 class Locked(SecondRelease):
-    """Can't be copied for its lock, and brings a right key."""
+    """Holds a lock while it releases, by itself and by a condition over it."""
+
+    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
+        super().__init__(num_blocks, block_size, head_dim)
+        self.lock = threading.Lock()
+        self.released = threading.Condition(self.lock)
+
+    def release_request(self, req: Request) -> None:
+        with self.lock:
+            assert not self.lock.acquire(blocking=False)
+            super().release_request(req)
+        with self.released:
+            assert self.lock.locked()
+            self.released.notify_all()
+
+
+class LockedAndHooked(Locked):
+    """Has a function without a name beside, so that it is copied in the slower way."""
+
+    def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
+        super().__init__(num_blocks, block_size, head_dim)
+        self.hook = lambda: None
+
+
+class Jams(KVCacheManager):
+    """A refused release leaves its lock held, and a release that finds it held loses a block."""
 
     def __init__(self, num_blocks: int, block_size: int, head_dim: int) -> None:
         super().__init__(num_blocks, block_size, head_dim)
         self.lock = threading.Lock()
 
-    def state_key(self, names: Mapping[int, int]) -> tuple[object, ...]:
-        return (self.releases, *super().state_key(names))
+    def release_request(self, req: Request) -> None:
+        jammed = not self.lock.acquire(blocking=False)
+        super().release_request(req)
+        if jammed:
+            self._free = self._free[1:]
+        self.lock.release()
 
 
 class Unseen(SecondRelease):

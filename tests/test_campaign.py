@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders import declaring
-from faults import TINY, Boundary, Fickle, LeakWhenOut, SecondRelease, WrongReport
+from faults import TINY, Boundary, Fickle, LeakWhenOut, SecondRelease, Unseen, WrongReport
 from pagedkv import Declarations, KVCacheManager, OutOfBlocks, Request
 from pagedkv.specs.abilities.core import Decode, Prefill, Release
 from pagedkv.specs.catalogue import PROPERTIES
@@ -331,3 +331,11 @@ def test_a_field_that_was_declared_meaningless_and_is_not_hides_nothing():
         Release(0),
     )
     assert report.coverage.doubts
+
+
+def test_what_can_not_be_seen_is_said_once_for_all_scopes():
+    report = run(Unseen, properties=("seq-len",), seconds=1.0)
+    assert report.coverage.doubts == (
+        "the whole state of the target can't be seen: `generator` is a generator",
+        "copying failed: `generator` is a generator",
+    )

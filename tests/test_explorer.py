@@ -96,6 +96,9 @@ class Walk:
     def key(self, trust: Trust) -> bytes | None:
         return None if trust.key == "none" else bytes([self.at])
 
+    def unseen(self, trust: Trust) -> str | None:
+        return None
+
 
 def _at(state: State) -> int:
     free = state.seen.snapshot.free_blocks

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import partial
 from itertools import count, islice
+from queue import Queue
+from threading import Condition, Event, Lock, RLock, Semaphore
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 from pagedkv import KVCacheManager, Request
+from pagedkv.stateful.copying import deep_copy
 from pagedkv.stateful.fingerprint import fingerprint
 
 
@@ -120,6 +123,38 @@ def part_of(array, start):
     return [array, array[start : start + 2]]
 
 
+def held_lock():
+    lock = Lock()
+    lock.acquire()
+    return lock
+
+
+def locks(different):
+    first, second = Lock(), Lock()
+    return [first, first if different == 1 else second]
+
+
+def under(kind):
+    return Condition(kind())
+
+
+def conditions(different):
+    first, second = Lock(), Lock()
+    return [first, second, Condition(first if different == 1 else second)]
+
+
+def set_event():
+    event = Event()
+    event.set()
+    return event
+
+
+def queued(item):
+    queue: Queue[int] = Queue()
+    queue.put(item)
+    return queue
+
+
 SHARED = [1]
 DIFFERENT = {
     "numbers": (1, 2),
@@ -191,6 +226,15 @@ DIFFERENT = {
     "error with an attribute": (named(KeyError(1), a=1), named(KeyError(2), a=1)),
     "lambdas of one line": (lambda: 1, lambda: 2),
     "default of a function": (defaulting(1), defaulting(2)),
+    "held lock": (Lock(), held_lock()),
+    "kind of lock": (Lock(), RLock()),
+    "one lock or two": (locks(1), locks(2)),
+    "lock of a condition": (under(Lock), under(RLock)),
+    "whose lock a condition has": (conditions(1), conditions(2)),
+    "event": (Event(), set_event()),
+    "semaphore": (Semaphore(1), Semaphore(2)),
+    "queue": (Queue(1), Queue(2)),
+    "queue's content": (queued(1), queued(2)),
     "private slot": (Private(1), Private(2)),
     "enums of numbers": (Size.SMALL, Speed.LOW),
 }
@@ -220,7 +264,7 @@ def test_different_states_have_different_fingerprints(one, other):
 )
 def test_a_copy_has_the_same_fingerprint_and_looking_changes_nothing(value):
     before = fingerprint(value)
-    assert before == fingerprint(deepcopy(value))
+    assert before == fingerprint(deep_copy(value))
     assert before == fingerprint(value)
     assert 16 == len(before)  # noqa: SIM300
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from queue import SimpleQueue
+from threading import RLock, Thread
 from types import MappingProxyType
 
 import numpy as np
@@ -16,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import declaring
-from pagedkv.stateful.fingerprint import Opaque, fingerprint
+from pagedkv.stateful.fingerprint import fingerprint
+from pagedkv.stateful.opaque import Opaque
 
 
 class Slotted:
@@ -41,6 +44,13 @@ def generator():
     yield 1
 
 
+def held_twice():
+    lock = RLock()
+    lock.acquire()
+    lock.acquire()
+    return lock
+
+
 def opened():
     return Path(__file__).open()
 
@@ -59,11 +69,22 @@ def calling_itself():
     return inner
 
 
+def closing_over(value):
+    def inner():
+        return value
+
+    return inner
+
+
 @pytest.mark.parametrize(
     "make",
     [
         pytest.param(generator, id="generator"),
-        pytest.param(Lock, id="lock"),
+        pytest.param(held_twice, id="lock held by its thread"),
+        pytest.param(lambda: Thread(target=list), id="thread"),
+        pytest.param(SimpleQueue, id="queue in C"),
+        pytest.param(Future, id="future"),
+        pytest.param(ThreadPoolExecutor, id="executor"),
         pytest.param(lambda: [{"deep": generator()}], id="deep inside"),
         pytest.param(lambda: memoryview(b"a").cast("B").__iter__(), id="iterator of memory"),
         pytest.param(opened, id="file"),
@@ -79,6 +100,27 @@ def test_what_cannot_be_seen_is_refused_not_guessed(make):
             fingerprint(value)
     finally:
         getattr(value, "close", list)()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (generator(), "a generator"),
+        (Point(Slotted(generator())), "`x.a` is a generator"),
+        (Point([{1: generator()}]), "`x[...][...]` is a generator"),
+        ((Point(generator()), []), "`x` is a generator"),
+        (Point(held_twice()), "`x` is an RLock that is held"),
+        (Point(ThreadPoolExecutor()), "`x` is a ThreadPoolExecutor"),
+        (Point(generator().send), "`x.__self__` is a generator"),
+        (Point(closing_over(generator())), "`x.__closure__[...]` is a generator"),
+        (random.SystemRandom(), "not to be looked at (NotImplementedError: System entropy "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_seen_is_named_with_the_way_there(value, words):
+    with pytest.raises(Opaque) as caught:
+        fingerprint(value)
+    assert str(caught.value).startswith(words)
 
 
 def test_a_function_that_refers_to_itself_has_a_fingerprint():

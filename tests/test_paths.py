@@ -99,7 +99,7 @@ def test_a_clone_that_fails_is_distrusted_with_its_reason():
     way, node = paths(Unique, Trust("none", "deep"), Prefill(0, 1))
     with pytest.raises(Distrust) as caught:
         way.fork(node)
-    expected = "copying failed: TypeError: cannot pickle 'generator' object"
+    expected = "copying failed: `waiting` is a generator"
     assert (expected, "clone") == (caught.value.reason, caught.value.what)
 
 

@@ -14,10 +14,13 @@ from faults import (
     SHOWN,
     DroppingClone,
     Fickle,
+    Jams,
     Locked,
+    LockedAndHooked,
     LyingKey,
     SecondRelease,
     SharingClone,
+    Uncopied,
     Unseen,
     judging,
     searched,
@@ -241,6 +244,7 @@ def test_a_key_that_hides_a_counter_of_refusals_gives_way_to_the_whole_state(fac
 def test_a_key_that_can_not_be_taken_gives_way_to_the_whole_state():
     done = found_in(KeyRaises, TWO)
     assert (done.trust.key, done.exhausted) == ("whole", True)
+    assert done.doubts == ("state_key failed: IndexError: no such lease",)
 
 
 @pytest.mark.parametrize("factory", [SharingClone, DroppingClone])
@@ -252,17 +256,34 @@ def test_a_copy_that_is_none_gives_way_to_a_generic_one(factory):
 
 
 def test_what_can_not_be_copied_is_run_again_from_the_start():
-    done = found_in(Locked, ONE)
+    done = found_in(Uncopied, ONE)
     assert done.trust == Trust("own", "none")
-    assert done.doubts == ("copying failed: TypeError: cannot pickle '_thread.lock' object",)
+    assert done.doubts == ("copying failed: `generator` is a generator",)
     assert done.found["conservation"].commands == LOSES
     assert done.states == found_in(SecondRelease, ONE).states
+
+
+@pytest.mark.parametrize("factory", [Locked, LockedAndHooked])
+def test_a_lock_is_seen_and_copied(factory):
+    done = found_in(factory, ONE)
+    assert (done.trust, done.doubts) == (Trust("whole", "deep"), ())
+    assert done.found["conservation"].commands == LOSES
+    assert done.states == found_in(SecondRelease, ONE).states
+
+
+def test_whether_a_lock_is_held_is_state():
+    done = found_in(Jams, ONE)
+    assert (done.trust, done.doubts) == (Trust("whole", "deep"), ())
+    assert len(done.found["conservation"].commands) == 3
 
 
 def test_what_can_not_be_seen_is_never_merged_and_ends_at_its_depth():
     done = found_in(Unseen, ONE, depth=4)
     assert done.trust == Trust("none", "none")
-    assert done.doubts[0] == "the whole state of the target can't be seen"
+    assert done.doubts == (
+        "the whole state of the target can't be seen: `generator` is a generator",
+        "copying failed: `generator` is a generator",
+    )
     assert done.found["conservation"].commands == LOSES
     assert (done.stopped, done.covers(4), done.covers(5)) == ("depth limit of 4", True, False)
     assert done.states > found_in(SecondRelease, ONE, depth=4).states

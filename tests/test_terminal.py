@@ -26,6 +26,7 @@ from pagedkv.stateful.report import (
 )
 from pagedkv.stateful.reproducer import pytest_function
 from pagedkv.stateful.text import counterexample_text, counterexamples_text
+from pagedkv.stateful.trust import UNCOPIED, UNSEEN
 from pagedkv.terminal import console_on, give_up, hints, show_builtins, show_report
 
 
@@ -169,8 +170,24 @@ def test_a_search_that_stopped_says_why_and_what_was_given_up():
     text = shown(target(verdict="unknown", coverage=coverage))
     assert "1 state, 0 transitions, stopped (no time)" in text
     assert "  not relied on: keys differ\n" in text
+    assert "what helps" not in text
     assert "searched" not in text
     assert "random" not in text
+
+
+@pytest.mark.parametrize(
+    ("doubts", "helps"),
+    [
+        ((f"{UNSEEN}: `ids` is a generator", f"{UNCOPIED}: `ids` is a generator"), "`meaningless`"),
+        ((f"{UNCOPIED}: `ids` is a generator",), "bring `clone`"),
+    ],
+)
+def test_what_can_not_be_seen_or_copied_is_named_with_what_helps(doubts, helps):
+    coverage = Coverage(1, 0, 0, exhausted=False, stopped="no time", doubts=doubts)
+    text = shown(target(verdict="unknown", coverage=coverage))
+    assert text.count("not relied on: ") == len(doubts)
+    (line,) = (line for line in text.splitlines() if line.startswith("  what helps: "))
+    assert helps in line
 
 
 def test_expected_failures_are_counted_beside_the_others():

@@ -8,7 +8,7 @@ import pytest
 
 from allocators import Plain, moved, world
 from builders import declaring
-from faults import Tired
+from faults import Tired, Unseen
 from pagedkv import KVCacheManager, Request
 from pagedkv.specs.abilities.core import Decode, Prefill, Release, Resume
 from pagedkv.specs.model import Geometry
@@ -235,6 +235,13 @@ def test_two_in_lockstep_move_as_one():
     assert pair.key(GENERIC) != twin.key(GENERIC)
     assert pair.key(NONE) is None
     assert same_from_here(lambda: pair.clone(GENERIC), lambda: pair.clone(GENERIC), GENERIC) is None
+
+
+def test_of_two_in_lockstep_the_one_that_can_not_be_seen_says_why():
+    hidden = "the whole state of the target can't be seen: `generator` is a generator"
+    for pair in ((KVCacheManager, Unseen), (Unseen, KVCacheManager)):
+        assert Lockstep(*(world(factory, 2, 1) for factory in pair)).unseen(GENERIC) == hidden
+    assert Lockstep(world(KVCacheManager), world(Plain)).unseen(GENERIC) is None
 
 
 def test_a_difference_in_the_second_of_two_is_a_difference():

@@ -154,7 +154,7 @@ def test_what_is_declared_meaningless_lets_the_search_end(name, other):
     assert not searched(BY_NAME[other].factory, pools, limits).exhausted
 
 
-def test_a_lock_that_is_declared_meaningless_leaves_the_rest_to_be_seen():
+def test_a_generator_that_is_declared_meaningless_leaves_the_rest_to_be_seen():
     pools, limits = [Geometry(2, 1)], Limits(states=60)
     assert searched(BY_NAME["locked"].factory, pools, limits).trust.key == "whole"
     assert searched(spoilt(BY_NAME["locked"], "meaningless"), pools, limits).trust.key == "none"

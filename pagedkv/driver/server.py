@@ -29,8 +29,9 @@ from pagedkv.driver.remote import slots_between
 from pagedkv.protocol import Request, method_of
 from pagedkv.specs.model import Geometry
 from pagedkv.stateful.copying import freeze
-from pagedkv.stateful.fingerprint import Opaque, fingerprint
+from pagedkv.stateful.fingerprint import fingerprint
 from pagedkv.stateful.observe import snapshot_of, told, view
+from pagedkv.stateful.opaque import Opaque
 from pagedkv.stateful.target import made, own_hook
 from pagedkv.tolerances import Tolerances
 

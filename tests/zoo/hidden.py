@@ -81,13 +81,14 @@ class Generations(Plain):
 
 
 class Locked(Plain):
-    """Every call holds a lock: it can be neither copied nor looked into."""
+    """Every call holds a lock; what numbers its releases can be neither copied nor looked into."""
 
-    declares = Declarations(meaningless={"lock": "free between two calls"})
+    declares = Declarations(meaningless={"numbers": "for a log that nothing reads"})
 
     def stock(self, num_blocks: int) -> None:
         super().stock(num_blocks)
         self.lock = threading.Lock()
+        self.numbers = (n for n in range(1 << 40))
 
     def allocate_for_prefill(self, req: Request) -> None:
         with self.lock:
@@ -100,6 +101,7 @@ class Locked(Plain):
     def release_request(self, req: Request) -> None:
         with self.lock:
             super().release_request(req)
+            next(self.numbers)
 
 
 def closures(num_blocks: int, block_size: int, head_dim: int) -> Any:
@@ -197,7 +199,7 @@ ANIMALS = (
     Animal("clock", "Counts its calls for ever, undeclared.", Clock),
     Animal("statistics", "Counts for ever, declared as meaningless.", Statistics),
     Animal("generations", "Blocks and tables carry generations.", Generations),
-    Animal("locked", "Holds a lock, which can't be copied.", Locked),
+    Animal("locked", "Holds a lock, and a generator, which can't be copied.", Locked),
     Animal("closures", "Three functions that share variables.", closures),
     Animal("publishes", "Needs to be told what was computed.", Publishes),
     Animal("moves its tensor", "Each release makes the tensor anew.", MovesItsTensor),
