@@ -50,14 +50,14 @@ def counted(
 COUNTS: dict[str, tuple[tuple[Geometry, ...], int, int]] = {
     "append": (SMALL, 43, 633),
     "truncate": (SMALL, 62, 878),
-    "fork": (SMALL, 406, 5_369),
+    "fork": (TINY, 86, 1_135),
     "prefix": (TINY, 155, 3_087),
-    "swap": (SMALL, 305, 3_018),
+    "swap": (TINY, 85, 806),
     "group": (SMALL, 116, 1_389),
     "fork+prefix": (TINY, 233, 4_263),
     "append+window": (SMALL, 83, 1_147),
     "prefix+truncate": (TINY, 240, 4_990),
-    "group+prefix": (TINY, 502, 10_719),
+    "group+prefix": (TINY[:2], 70, 1_091),
     "prefix+swap": (TINY[:2], 329, 3_530),
 }
 

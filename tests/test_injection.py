@@ -180,7 +180,7 @@ def test_out_of_blocks_said_for_want_of_memory_is_a_refusal():
 
 
 def test_locks_are_given_back_and_with_blocks_left():
-    result = swept(Locks, Geometry(1, 1))
+    result = swept(Locks, Geometry(1, 1), depth=3)
     assert (result.found, result.stopped) == (None, None)
     assert result.counts.spared > 0
 
