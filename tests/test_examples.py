@@ -72,12 +72,14 @@ def test_the_c_driver_passes(tmp_path):
     assert report.coverage.doubts == ()
 
 
+@pytest.mark.usefixtures("unmeasured")
 @needs_compiler
 def test_the_fault_of_the_c_driver_is_found_in_one_command(tmp_path):
     report = report_of(c_driver(tmp_path, "-DFAULT"))
     assert_shortest(report, "conservation", Prefill(0, 2))
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_command_line_checks_a_program_and_keeps_a_trace_that_can_be_run_again(tmp_path):
     target, traces, file = python_driver("--fault"), tmp_path / "traces", tmp_path / "report.json"
     pagedkv = [sys.executable, "-m", "pagedkv"]

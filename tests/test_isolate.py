@@ -72,6 +72,7 @@ NATIVE = pytest.param(
 )
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 @pytest.mark.parametrize("name", [*THREADED, NATIVE])
 def test_threads_of_a_target_are_there_when_it_is_called(name):
     command = [sys.executable, "-m", "pagedkv.driver.server", name]
@@ -104,6 +105,7 @@ def test_a_target_s_own_interrupt_and_exit_are_answers():
         assert outcome.kind == kind
 
 
+@pytest.mark.usefixtures("children_unmeasured")
 def test_what_a_target_prints_is_not_in_the_protocol():
     target = resolve("isolate:misbehaving:Prints")
     assert isinstance(target, Target)

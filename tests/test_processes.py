@@ -92,10 +92,13 @@ def checked(names: Sequence[str], workers: int = 2) -> tuple[list[TargetReport],
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_target_that_dies_costs_no_other_and_reports_stand_in_the_given_order():
-    names = ["dies", "exits", "crashes"]
+    names = ["dies", "exits", "crashes", "unnamed", "stammers"]
     reports, events = checked(names)
     assert [report.target for report in reports] == names
-    dies, exits, crashes = reports
+    dies, exits, crashes, unnamed, stammers = reports
+    assert [unnamed.verdict, stammers.verdict] == ["unknown", "unknown"]
+    assert "its process died" in str(unnamed.reason)
+    assert "its process died" in str(stammers.reason)
     assert str(dies.reason).startswith("its process died (exit code 7) in decode(")
     assert str(crashes.reason).startswith("its process died (SIGSEGV) in decode(")
     assert exits.verdict == "violated"
@@ -106,20 +109,6 @@ def test_a_target_that_dies_costs_no_other_and_reports_stand_in_the_given_order(
     told = [event for event in events if isinstance(event, TargetReport)]
     assert sorted(told, key=lambda report: names.index(report.target)) == reports
     assert {event.target for event in events if isinstance(event, Update)} <= set(names)
-
-
-@pytest.mark.usefixtures("children_unmeasured")
-def test_a_death_by_a_signal_without_a_name_costs_no_other():
-    reports, _ = checked(["unnamed", "exits"])
-    assert [report.verdict for report in reports] == ["unknown", "violated"]
-    assert "its process died" in str(reports[0].reason)
-
-
-@pytest.mark.usefixtures("children_unmeasured")
-def test_a_death_in_the_middle_of_a_message_costs_no_other():
-    reports, _ = checked(["stammers", "exits"])
-    assert [report.verdict for report in reports] == ["unknown", "violated"]
-    assert "its process died" in str(reports[0].reason)
 
 
 @pytest.mark.usefixtures("children_unmeasured")
