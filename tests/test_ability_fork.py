@@ -151,7 +151,10 @@ def test_a_released_name_is_given_out_again_where_none_resumes_or_no_other_is_le
 def test_no_name_is_outlived_where_forks_are_not_tried_or_tokens_are_known_by_content():
     forks = able("fork", requests=2)
     assert replace(forks, active=frozenset()).names == 2
-    assert able("fork", "prefix", requests=2).names == 2
+    found = able("fork", "prefix", requests=2)
+    assert found.names == 2
+    for tokens in range(1, 9):
+        assert free_name(after(found, Prefill(0, tokens)), found) == 1
 
 
 def test_where_all_names_are_taken_no_new_request_comes():

@@ -110,6 +110,7 @@ def test_in_a_large_pool_the_first_and_the_last_edges_are_tried():
     tried = lengths(EMPTY, able(blocks=70, size=4, varied=True))
     edges = (1, 2, *range(8, 70, 8), 35, 68, 69, 70)
     assert tried == sorted({1, *(n for k in edges for n in (4 * k - 1, 4 * k, 4 * k + 1))})
+    assert {*map(type, tried)} == {int}
     ahead = lengths(EMPTY, able("truncate", blocks=70, size=4, varied=True, lookahead_tokens=3))
     assert {*tried} - {*ahead} == set()
     assert {n for k in edges for n in (4 * k - 4, 4 * k - 3, 4 * k - 2)} - {*ahead, 0} == set()

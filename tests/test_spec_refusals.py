@@ -326,3 +326,46 @@ def test_who_is_new_has_dropped_nothing():
 def test_what_takes_no_block_is_not_judged_by_what_was_dropped():
     here = seen(WINDOW, FOUR, {0: (NULL, NULL, NULL, 3)}, free_blocks=())
     assert judge_exact(step(Release(0), here, here)) is HOLDS
+
+
+# ---------------------------------------------------------------- time
+
+
+def waited(before, now):
+    """The judgement of a refused call that let time pass, where what ripens is cached."""
+    within = able("prefix", blocks=6, late_calls=2)
+    dense = after(within, Prefill(0, 2))
+    first, second = (
+        seen(within, dense, {0: (0,)}, free_blocks=(5,), **shown) for shown in (before, now)
+    )
+    given, returned = first.seen.handles[0], second.seen.handles[0]
+    return judge_unchanged(
+        step(Decode(0), first, second, outcome=OOM, given=given, returned=returned)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"pending": {4: 2}, "index": {"k": 0}}, {"pending": {4: 1}, "index": {"k": 0}}),
+        ({"pending": {4: 1}, "index": {}}, {"pending": {}, "cached": {4}, "index": {"m": 4}}),
+        (
+            {"pending": {4: 1}, "index": {"k": 0}},
+            {"pending": {}, "cached": {4}, "index": {"k": 0, "m": 4}},
+        ),
+        (
+            {"pending": {4: 1}, "index": {"k": 4}},
+            {"pending": {}, "cached": {4}, "index": {"k": 4}},
+        ),
+    ],
+    ids=str,
+)
+def test_what_has_waited_long_enough_may_be_found_after_a_refusal(before, now):
+    assert waited(before, now) is HOLDS
+
+
+def test_what_could_be_found_before_is_found_while_others_ripen():
+    lost = waited(
+        {"pending": {4: 1}, "index": {"k": 0}}, {"pending": {}, "cached": {4}, "index": {"m": 4}}
+    )
+    assert message(lost).startswith("index before {k: 0} != {} after")
