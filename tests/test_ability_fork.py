@@ -151,14 +151,14 @@ def test_a_released_name_is_given_out_again_where_none_resumes_or_no_other_is_le
 def test_no_name_is_outlived_where_forks_are_not_tried_or_tokens_are_known_by_content():
     forks = able("fork", requests=2)
     assert replace(forks, active=frozenset()).names == 2
-    found = able("fork", "prefix", requests=2)
-    assert found.names == 2
-    for tokens in range(1, 9):
-        assert free_name(after(found, Prefill(0, tokens)), found) == 1
+    found = able("fork", "prefix", requests=6)
+    assert found.names == 6
+    assert free_name(after(found, *(Prefill(r, 1) for r in range(3))), found) == 3
 
 
-def test_where_all_names_are_taken_no_new_request_comes():
-    within = able("fork", size=1, blocks=8, requests=2)
+@pytest.mark.parametrize("given", [{}, {"resumes": False}, {"varied": True}])
+def test_where_all_names_are_taken_no_new_request_comes(given):
+    within = able("fork", size=1, blocks=8, requests=2, **given)
     dense = after(within, Prefill(0, 1))
     for child in (1, 2, 3):
         one = (Fork(child, child - 1), Release(child - 1), Decode(child))
